@@ -1,0 +1,43 @@
+# make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes)
+# make test   sets it up and runs lint, types, tests, and the packaged wheel in an environment of its own
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help setup demo test lint types unit package format clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedkeep needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+setup: $(VENV)/.ready
+
+demo: setup
+	$(BIN)/fedkeep demo
+
+test: lint types unit package
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest -n 2 -m 'not package'
+
+package: setup
+	$(BIN)/python -m pytest -m package
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

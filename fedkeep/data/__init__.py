@@ -1,0 +1,21 @@
+"""Data: where it comes from, who gets what, how it is augmented, and in which order it is used."""
+
+from fedkeep.data import partition
+from fedkeep.data.augment import Augment, Inputs
+from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.partition import Partition
+from fedkeep.data.plan import Plan, make_plan, sample_cohort
+from fedkeep.data.sources import load
+
+__all__ = [
+    "Augment",
+    "Dataset",
+    "Inputs",
+    "Partition",
+    "Plan",
+    "from_arrays",
+    "load",
+    "make_plan",
+    "partition",
+    "sample_cohort",
+]

@@ -1,0 +1,157 @@
+"""A data set: training examples that go to clients, test examples, and what the server holds for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep import tree
+from fedkeep.data.plan import split_rng
+from fedkeep.errors import DataError
+from fedkeep.task import Public
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples `x` (a tensor, or a dict of tensors) and classes `y` from 0 on; images stay bytes until used."""
+
+    x_train: Any
+    y_train: Tensor
+    x_test: Any
+    y_test: Tensor
+    n_classes: int
+    mean: Tensor | None = None  # per channel, of values in [0, 1], broadcast against one example
+    std: Tensor | None = None
+    public: Public | None = None
+    name: str = "arrays"
+
+    @property
+    def image(self) -> tuple[int, int] | None:
+        """Height and width, where the examples are images [channels, height, width]."""
+        shape = self.input_shape
+        return (shape[1], shape[2]) if len(shape) == 3 else None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example; () for dicts."""
+        return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
+
+    def with_public(self, public: float | int, validation: float = 0.25, seed: int = 0) -> Dataset:
+        """Move examples from training to the server, before any split.
+
+        A share (0 < public < 1) is drawn at random; a whole number is a count per class. Of what is drawn the share
+        `validation` is held back to validate with, the rest is to train on or to look at.
+        """
+        if self.public is not None:
+            raise DataError("this data set has a public part already")
+        if not 0 <= validation < 1:
+            raise DataError(f"validation must be a share in [0, 1), not {validation}")
+        rng, y, n = split_rng(seed, "public"), self.y_train.numpy(), len(self.y_train)
+        if isinstance(public, int) and not isinstance(public, bool) and public >= 1:
+            chosen = np.concatenate([_per_class(rng, y, c, public) for c in range(self.n_classes)])
+        elif isinstance(public, float) and 0 < public < 1:
+            chosen = rng.permutation(n)[: max(1, round(public * n))]
+        else:
+            raise DataError(f"public must be a share between 0 and 1 or a count per class from 1 on, not {public!r}")
+        if len(chosen) >= n:
+            raise DataError(f"public = {public} takes all {n} training examples: none are left for clients")
+        chosen = rng.permutation(chosen)
+        held = int(round(validation * len(chosen)))
+        val, train = np.sort(chosen[:held]), np.sort(chosen[held:])
+        kept = np.setdiff1d(np.arange(n), chosen)
+        x, labels = self.x_train, self.y_train
+        return replace(
+            self,
+            x_train=tree.take(x, torch.from_numpy(kept)),
+            y_train=labels[kept],
+            public=Public(
+                tree.take(x, torch.from_numpy(train)), labels[train], tree.take(x, torch.from_numpy(val)), labels[val]
+            ),
+        )
+
+
+def from_arrays(
+    x_train: Any,
+    y_train: Any,
+    x_test: Any,
+    y_test: Any,
+    *,
+    n_classes: int | None = None,
+    mean: Any = None,
+    std: Any = None,
+    name: str = "arrays",
+) -> Dataset:
+    """Make a data set of numpy arrays or tensors, checked: lengths, labels, finite numbers.
+
+    `x` is one array, or a dict of arrays for models that take one. Images are [n, channels, height, width].
+    """
+    xs = {"train": _inputs(x_train, "x_train"), "test": _inputs(x_test, "x_test")}
+    ys = {"train": _labels(y_train, "y_train"), "test": _labels(y_test, "y_test")}
+    for part in ("train", "test"):
+        if not len(ys[part]):
+            raise DataError(f"y_{part} is empty: there is nothing to {'train on' if part == 'train' else 'test with'}")
+        for path, leaf in tree.items(xs[part]):
+            if len(leaf) != len(ys[part]):
+                raise DataError(
+                    f"x_{part}{path and f'[{path!r}]'} has {len(leaf)} examples, y_{part} has {len(ys[part])}"
+                )
+    shapes = {part: [(path, tuple(leaf.shape[1:])) for path, leaf in tree.items(xs[part])] for part in xs}
+    if shapes["train"] != shapes["test"]:
+        raise DataError(f"training and test examples differ in shape: {shapes['train']} against {shapes['test']}")
+    seen = int(max(ys["train"].max(), ys["test"].max())) + 1
+    if n_classes is not None and seen > n_classes:
+        raise DataError(f"there is a label {seen - 1}, but n_classes = {n_classes} allows 0 to {n_classes - 1}")
+    n_classes = n_classes or seen
+    if n_classes < 2:
+        raise DataError("all labels are 0: at least two classes are needed")
+    return Dataset(
+        xs["train"], ys["train"], xs["test"], ys["test"], n_classes, _channel(mean), _channel(std), name=name
+    )
+
+
+def _inputs(x: Any, what: str) -> Any:
+    if isinstance(x, dict):
+        if not x:
+            raise DataError(f"{what} is an empty dict")
+        return {key: _inputs(value, f"{what}[{key!r}]") for key, value in x.items()}
+    value = x if isinstance(x, Tensor) else _tensor(x, what)
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        bad = int((~torch.isfinite(value.flatten(1))).any(1).nonzero()[0])
+        raise DataError(f"{what} holds numbers that are not finite, first in example {bad}")
+    return value.detach().cpu()
+
+
+def _tensor(x: Any, what: str) -> Tensor:
+    array = np.asarray(x)
+    if array.dtype == object or array.dtype.kind not in "buif":
+        raise DataError(f"{what} must hold numbers, not {array.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _labels(y: Any, what: str) -> Tensor:
+    value = y.detach().cpu() if isinstance(y, Tensor) else _tensor(y, what)
+    value = value.reshape(-1)
+    if value.is_floating_point() or value.dtype == torch.bool:
+        raise DataError(f"{what} must hold whole numbers from 0 on, one class each, not {value.dtype}")
+    value = value.long()
+    if len(value) and int(value.min()) < 0:
+        raise DataError(f"{what} holds the label {int(value.min())}; classes count from 0")
+    return value
+
+
+def _channel(value: Any) -> Tensor | None:
+    if value is None:
+        return None
+    value = torch.as_tensor(value, dtype=torch.float64)
+    return value.reshape(-1, 1, 1) if value.ndim == 1 else value
+
+
+def _per_class(rng: np.random.Generator, y: np.ndarray, c: int, count: int) -> np.ndarray:
+    members = np.flatnonzero(y == c)
+    if len(members) < count:
+        raise DataError(f"public = {count} a class, but class {c} has {len(members)} training examples")
+    return rng.choice(members, count, replace=False)

@@ -1,0 +1,55 @@
+"""The methods, one short file each. `REGISTRY` names them; other packages add theirs through an entry point.
+
+>>> get("fedntd")().beta
+1.0
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import entry_points
+
+from fedkeep.errors import MethodError, nearest
+from fedkeep.method import FedAvg
+from fedkeep.methods.fedntd import FedNTD
+from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.scaffold import Scaffold
+
+__all__ = ["REGISTRY", "FedAvg", "FedNTD", "FedProx", "Scaffold", "discover", "get"]
+
+ENTRY_POINT_GROUP = "fedkeep.methods"
+
+REGISTRY: dict[str, type[FedAvg]] = {cls.name: cls for cls in (FedAvg, FedProx, Scaffold, FedNTD)}
+
+_log = logging.getLogger(__name__)
+
+
+def discover() -> dict[str, type[FedAvg]]:
+    """Add the methods that installed packages offer in the entry point group `fedkeep.methods`; return all.
+
+    A package's pyproject.toml says, for a class `MyMethod(fedkeep.method.FedAvg)` in `mypackage.mymethod`:
+
+        [project.entry-points."fedkeep.methods"]
+        mymethod = "mypackage.mymethod:MyMethod"
+    """
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in REGISTRY:
+            continue
+        try:
+            cls = point.load()
+        except Exception as error:
+            _log.warning("the method %s of another package cannot be loaded (%s): %s", point.name, point.value, error)
+            continue
+        if not (isinstance(cls, type) and issubclass(cls, FedAvg)):
+            _log.warning("the entry point %s (%s) is not a subclass of FedAvg; left out", point.name, point.value)
+            continue
+        REGISTRY[point.name] = cls
+    return REGISTRY
+
+
+def get(name: str) -> type[FedAvg]:
+    """Return the method of this name, from here or from an installed package."""
+    found = REGISTRY.get(name) or discover().get(name)
+    if found is None:
+        raise MethodError(f"unknown method {name!r}: {nearest(name, REGISTRY)}")
+    return found

@@ -1,0 +1,107 @@
+"""Client optimisers as pure functions: `init` makes the state, `update` returns new weights and new state.
+
+They compute what `torch.optim` computes; state starts fresh at every visit of a client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedkeep import tree
+from fedkeep.errors import FedkeepError, nearest
+from fedkeep.tree import Tree
+
+
+class Optimizer(Protocol):
+    """What an engine asks of an optimiser."""
+
+    def init(self, params: Tree) -> Tree:
+        """Make the state of a fresh start."""
+
+    def update(self, grads: Tree, state: Tree, params: Tree, lr: float) -> tuple[Tree, Tree]:
+        """Return (new params, new state)."""
+
+    def effective_steps(self, steps: int) -> float:
+        """Say how many times the learning rate a constant gradient would have been applied after `steps`."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with heavy-ball momentum and L2 weight decay, as `torch.optim.SGD`."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def init(self, params: Tree) -> Tree:
+        """Make a zero momentum buffer, or nothing without momentum."""
+        return {"buffer": tree.zeros_like(params)} if self.momentum else {}
+
+    def update(self, grads: Tree, state: Tree, params: Tree, lr: float) -> tuple[Tree, Tree]:
+        """Return w - lr * v with v = momentum * v + g + weight_decay * w."""
+        if self.weight_decay:
+            grads = tree.map(lambda g, w: g + self.weight_decay * w, grads, params)
+        if self.momentum:
+            grads = tree.map(lambda v, g: self.momentum * v + g, state["buffer"], grads)
+            state = {"buffer": grads}
+        return tree.map(lambda w, g: w - lr * g, params, grads), state
+
+    def effective_steps(self, steps: int) -> float:
+        """With momentum r, a gradient applied t times counts (t - r (1 - r^t) / (1 - r)) / (1 - r).
+
+        >>> SGD().effective_steps(10)
+        10.0
+        >>> SGD(momentum=0.5).effective_steps(2)  # v1 = g, v2 = 1.5 g
+        2.5
+        """
+        r = self.momentum
+        return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with L2 weight decay, as `torch.optim.Adam`."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def init(self, params: Tree) -> Tree:
+        """Make zero moments and a step counter."""
+        some: Tensor = tree.leaves(params)[0]
+        return {"m": tree.zeros_like(params), "v": tree.zeros_like(params), "t": some.new_zeros(())}
+
+    def update(self, grads: Tree, state: Tree, params: Tree, lr: float) -> tuple[Tree, Tree]:
+        """Return w - lr * m_hat / (sqrt(v_hat) + eps)."""
+        if self.weight_decay:
+            grads = tree.map(lambda g, w: g + self.weight_decay * w, grads, params)
+        t = state["t"] + 1
+        m = tree.map(lambda m, g: self.beta1 * m + (1 - self.beta1) * g, state["m"], grads)
+        v = tree.map(lambda v, g: self.beta2 * v + (1 - self.beta2) * g * g, state["v"], grads)
+        m_bias, v_bias = 1 - torch.pow(self.beta1, t), 1 - torch.pow(self.beta2, t)
+        new = tree.map(lambda w, m, v: w - lr * (m / m_bias) / ((v / v_bias).sqrt() + self.eps), params, m, v)
+        return new, {"m": m, "v": v, "t": t}
+
+    def effective_steps(self, steps: int) -> float:
+        """Count the steps: Adam moves by about lr whatever the gradient's size.
+
+        So (w_g - w) / (effective steps * lr) is a *normalised* gradient here, of another scale than the loss's.
+        """
+        return float(steps)
+
+
+def make(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
+    """Make the optimiser of this name; for Adam, momentum is beta1."""
+    if not 0 <= momentum < 1:
+        raise FedkeepError(f"momentum must lie in [0, 1), not {momentum}")
+    if weight_decay < 0:
+        raise FedkeepError(f"weight_decay must not be negative, not {weight_decay}")
+    if name == "sgd":
+        return SGD(momentum, weight_decay)
+    if name == "adam":
+        return Adam(beta1=momentum, weight_decay=weight_decay)
+    raise FedkeepError(f"unknown optimizer {name!r}: {nearest(name, ['sgd', 'adam'])}")

@@ -1,0 +1,148 @@
+"""The task: what every method needs to know of the problem, and nothing of how it is run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkeep import losses
+from fedkeep.errors import ModelError
+from fedkeep.tree import Tree
+
+
+
+@dataclass(frozen=True)
+class Public:
+    """The server's own examples: a part to train on (or only to look at) and a part to validate with."""
+
+    x: Any
+    y: Tensor
+    x_val: Any
+    y_val: Tensor
+
+
+class Task:
+    """A model as pure functions of its weights, the loss, and the facts of the federation.
+
+    The user's module is copied, never changed. `init` holds what requires a gradient; frozen parameters and
+    buffers are constants.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        n_classes: int,
+        n_clients: int,
+        public: Public | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        check_model(model)
+        self.n_classes, self.n_clients, self.public = n_classes, n_clients, public
+        self.criterion = criterion
+        self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
+        self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
+        self._train = copy.deepcopy(self._eval).train()
+        self.init: Tree = {
+            name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad
+        }
+        if not self.init:
+            raise ModelError("the model has no parameter that requires a gradient: there is nothing to train")
+        self.has_features = hasattr(model, "features") and hasattr(model, "head")
+
+    def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
+        """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
+        return self._call(self._train if train else self._eval, params, x).to(self.dtype)  # type: ignore[no-any-return]
+
+    def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
+        """Return (features before the classifier, logits) in one pass."""
+        if not self.has_features:
+            raise ModelError(
+                f"{type(self._eval).__name__} has no features(x) and head(h): give the model these two methods, "
+                "with forward(x) = head(features(x)), to use a method that looks at features"
+            )
+        features, logits = self._call(_Outputs(self._train if train else self._eval), _inside(params), x)
+        return features.to(self.dtype), logits.to(self.dtype)
+
+    def module(self, params: Tree) -> nn.Module:
+        """Return a copy of the user's module that holds these weights, on the CPU, ready to predict."""
+        model = copy.deepcopy(self._eval).cpu()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if name in params:
+                    p.copy_(params[name])
+        return model
+
+    def _call(self, module: nn.Module, params: Tree, x: Any) -> Any:
+        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            return functional_call(module, params, (x,))
+
+
+class _Outputs(nn.Module):
+    """Turns features and head into one forward pass, so that `functional_call` can serve it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> tuple[Tensor, Tensor]:
+        features = self.inner.features(x)  # type: ignore[operator]
+        return features, self.inner.head(features)  # type: ignore[operator]
+
+
+def _inside(params: Tree) -> Tree:
+    return {f"inner.{name}": value for name, value in params.items()}
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model whose training cannot be a pure function of its weights, and say why."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise ModelError(
+                f"{name or 'the model'} is {type(module).__name__}: its statistics mix the examples of a batch, "
+                "padding included, and its running averages differ between clients without being weights, so that "
+                "averaging clients gives a model nobody trained; use nn.GroupNorm in its place"
+            )
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise ModelError(f"{name} is not initialised yet: run one batch through the lazy model first")
+
+
+def check_forward(task: Task, x: Any) -> None:
+    """Run two examples through the model, and refuse what does not give logits or does not stay pure."""
+    before = {name: b.clone() for name, b in task._train.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda(task.device)):
+            logits = task.apply(task.init, x, train=True)
+    except Exception as error:
+        raise ModelError(f"the model cannot take the data (inputs {_shape(x)}): {error}") from error
+    if logits.ndim != 2 or logits.shape[1] != task.n_classes:
+        raise ModelError(
+            f"the model gives {tuple(logits.shape)} for two examples; logits of shape (2, {task.n_classes}) "
+            f"are needed, one for each of the data's {task.n_classes} classes"
+        )
+    for name, b in task._train.named_buffers():
+        if not torch.equal(b, before[name]):
+            raise ModelError(
+                f"the buffer {name} changes while training: a client's training must be a pure function of its "
+                "weights; freeze it or make it a parameter"
+            )
+
+
+def _cuda(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+def _shape(x: Any) -> Any:
+    return {k: tuple(v.shape) for k, v in x.items()} if isinstance(x, dict) else tuple(x.shape)

@@ -1,0 +1,84 @@
+"""What several test files share: one small problem on which every runtime must agree."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeep as fk
+from fedkeep import tree
+from fedkeep.engine.loop import Loop
+
+torch.set_num_threads(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Six clients of unequal size, one of one class only, one smaller than a batch; float64."""
+
+    data: fk.data.Dataset
+    clients: list[np.ndarray]
+    model: torch.nn.Module
+    settings: dict
+
+    def simulation(self, method: fk.methods.FedAvg, wire: bool = False, **changes) -> fk.Simulation:
+        sim = fk.Simulation(method, self.model, self.data, self.clients, fk.Settings(**{**self.settings, **changes}))
+        if wire:
+            sim.engine = Loop(sim.local, sim.x, sim.y, wire=True)
+        return sim
+
+    def run(self, method: fk.methods.FedAvg, **changes) -> fk.Simulation:
+        sim = self.simulation(method, **changes)
+        sim.run()
+        return sim
+
+
+def make_problem(**changes) -> Problem:
+    rng = np.random.default_rng(7)
+    y = np.concatenate([np.arange(60) % 4, np.full(5, 2)])
+    x = rng.normal(size=(65, 1, 4, 4)) + np.eye(4)[y][:, None, :, None]
+    data = fk.data.from_arrays(x[:55], y[:55], x[40:], y[40:], n_classes=4).with_public(2, validation=0.25)
+    n = len(data.y_train)
+    order = np.argsort(data.y_train.numpy(), kind="stable")
+    cuts = [3, 14, 20, 30, 41]
+    clients = np.split(order[:n], cuts)
+    model = fk.models.build("mlp", (1, 4, 4), 4, seed=3)
+    settings = {
+        "rounds": 3,
+        "participation": 4,
+        "epochs": 2,
+        "batch_size": 4,
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 1e-3,
+        "lr_decay": 0.9,
+        "dtype": torch.float64,
+        "engine": "loop",
+        "seed": 5,
+    }
+    return Problem(data, clients, model, {**settings, **changes})
+
+
+@pytest.fixture(scope="session")
+def problem() -> Problem:
+    return make_problem()
+
+
+def gap(a: tree.Tree, b: tree.Tree) -> float:
+    """The largest relative difference of two trees' leaves."""
+    worst = 0.0
+    for (path, x), (other, y) in zip(tree.items(a), tree.items(b), strict=True):
+        assert path == other
+        assert x.shape == y.shape, path
+        scale = max(float(x.abs().max()) if x.numel() else 0.0, 1e-30)
+        worst = max(worst, float((x - y).abs().max()) / scale if x.numel() else 0.0)
+    return worst
+
+
+def same(a: tree.Tree, b: tree.Tree) -> bool:
+    """Whether two trees are equal bit for bit."""
+    pairs = zip(tree.items(a), tree.items(b), strict=True)
+    return all(path == other and torch.equal(x, y) for (path, x), (other, y) in pairs)

@@ -1,0 +1,306 @@
+"""The contract, checked for every method of the registry and for one more that uses every hook.
+
+Each test here was written against a fault found in published code: a loss without gradient, an alias of the server's
+tensors, a default that silences the method, a hook that is never called, state that is lost or shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from conftest import Problem, gap, make_problem, same
+
+import fedkeep as fk
+from fedkeep import tree
+from fedkeep.data.augment import Augment
+from fedkeep.engine.local import Job, Local
+from fedkeep.engine.loop import Loop
+from fedkeep.engine.stacked import Stacked
+from fedkeep.losses import cross_entropy, masked_mean
+from fedkeep.method import FedAvg, hyper
+
+EXACT = 1e-12
+
+
+@dataclass(frozen=True)
+class EveryHook(FedAvg):
+    """No paper's method: it uses every hook of the contract, so that no engine can forget one."""
+
+    name: ClassVar[str] = "every_hook"
+    a: float = hyper(0.02, "weight of the drawn examples", low=0, other=0.06)
+    b: float = hyper(0.05, "weight of the memory", low=0, other=0.2)
+
+    def init_server(self, task, params):
+        assert task.public is not None
+        return {"params": params, "seen": torch.zeros(task.n_classes, dtype=task.dtype, device=task.device)}
+
+    def broadcast(self, server):
+        return {"params": server["params"], "seen": server["seen"], "nothing": {}}
+
+    def init_client(self, task, params):
+        return {"last": tree.zeros_like(params), "visits": torch.zeros((), dtype=task.dtype, device=task.device)}
+
+    def start(self, shared, client):
+        return tree.map(lambda w, last: w + 0.01 * last, shared["params"], client["last"])
+
+    def prepare(self, task, shared, client, facts):
+        return {"last": client["last"], "share": facts["label_counts"] / facts["n"], "visits": client["visits"]}
+
+    def annotate(self, task, shared, local, x, y):
+        features, z = task.outputs(shared["params"], x)
+        return {"z": z + local["visits"], "norm": features.norm(dim=-1)}
+
+    def draw(self, task, shared, facts, y, valid, noise, note):
+        classes = torch.arange(task.n_classes, device=y.device)
+        mine = (y[None] == classes[:, None]) & valid[None]
+        score = torch.where(mine, noise[None] + note["norm"][None], -1.0)
+        return score.argmax(1), (facts["label_counts"] > 0).to(score.dtype)
+
+    def loss(self, task, params, batch, shared, local):
+        drawn = batch["drawn"]
+        z = task.apply(params, batch["x"], train=True)
+        base = cross_entropy(z, batch["y"]) + 0.01 * ((z - batch["note"]["z"]) ** 2).sum(-1)
+        anchor = ((task.apply(params, drawn["x"], train=True) - drawn["note"]["z"]) ** 2).sum(-1)
+        weighted = (anchor * drawn["weight"]).sum() / drawn["weight"].sum()
+        return masked_mean(base, batch["mask"]) + self.a * weighted
+
+    def correct(self, grads, params, shared, local):
+        return tree.map(lambda g, last: g + self.b * last, grads, local["last"])
+
+    def measure(self, task, params, batch, shared, local):
+        hit = (task.apply(params, batch["x"]).argmax(-1) == batch["y"]) & batch["mask"]
+        classes = torch.arange(task.n_classes, device=hit.device)
+        return {"hits": (hit[:, None] & (batch["y"][:, None] == classes)).sum(0).to(task.dtype)}
+
+    def finish(self, shared, params, local, client, facts, measured):
+        upload = {"params": params, "n": facts["n"], "hits": measured["hits"], "visits": client["visits"]}
+        return upload, {"last": tree.sub(params, shared["params"]), "visits": client["visits"] + 1}
+
+    def aggregate(self, task, server, uploads, cohort):
+        rng = torch.Generator().manual_seed(cohort.seed)
+        shift = 1e-3 * float(torch.rand(1, generator=rng)) * cohort.round
+        params = tree.map(lambda w: w + shift, tree.mean(uploads["params"], uploads["n"]))
+        return {"params": params, "seen": server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum()}
+
+
+METHODS = {**fk.methods.REGISTRY, EveryHook.name: EveryHook}
+every_method = pytest.mark.parametrize("name", METHODS)
+VARIANTS = {
+    "plain": {},
+    "all clients, adam": {"participation": 1.0, "optimizer": "adam", "lr": 0.01},
+    "clipped, one batch": {"clip_norm": 0.5, "batch_size": 100},
+    "batches of one": {"batch_size": 1, "epochs": 1},
+    "augmented": {"augment": Augment(crop=1, flip=True, cutout=2)},
+}
+
+
+@every_method
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stacked_equals_loop(problem: Problem, name: str, variant: str) -> None:
+    method, changes = METHODS[name](), {**VARIANTS[variant], "eval_local_every": 1}
+    loop = problem.run(method, engine="loop", **changes)
+    stacked = problem.run(method, engine="stacked", **changes)
+    assert gap(loop.server, stacked.server) < EXACT
+    assert loop.states.keys() == stacked.states.keys()
+    for client, state in loop.states.items():
+        assert gap(state, stacked.states[client]) < EXACT
+    for a, b in zip(loop.history.records[1:], stacked.history.records[1:], strict=True):
+        assert a["cohort"] == b["cohort"]
+        assert a["local"] == b["local"]
+        assert a["confusion"] == b["confusion"]
+        assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"])
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-9)
+
+
+@every_method
+def test_through_the_wire_equals_loop_exactly(problem: Problem, name: str) -> None:
+    plain, wired = problem.simulation(METHODS[name]()), problem.simulation(METHODS[name](), wire=True)
+    plain.run(), wired.run()
+    assert same(plain.server, wired.server)
+    assert all(same(plain.states[k], wired.states[k]) for k in plain.states)
+
+
+@every_method
+def test_order_of_clients_does_not_matter(problem: Problem, name: str) -> None:
+    sim = problem.simulation(METHODS[name](), participation=1.0)
+    shared = sim.method.broadcast(sim.server)
+    jobs = [sim._job(k, 1, shared) for k in range(len(problem.clients))]
+    for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
+        results = []
+        for order in (jobs, jobs[::-1]):
+            trained = engine.train(shared, order, 0.1)
+            cohort = fk.method.Cohort(tuple(job.id for job in order), 1, 0)
+            results.append(sim.method.aggregate(sim.task, sim.server, trained.upload, cohort))
+        assert gap(*results) < EXACT
+
+
+@every_method
+def test_padding_does_not_matter(problem: Problem, name: str) -> None:
+    """A batch with padded places, filled with other examples, gives the same step as without."""
+    sim = problem.simulation(METHODS[name]())
+    shared = sim.method.broadcast(sim.server)
+    client = sim.method.init_client(sim.task, shared["params"])
+    plain, padded = (_one_step(sim.local, shared, client, sim, pad) for pad in (0, 3))
+    assert gap(plain, padded) < EXACT
+
+
+def _one_step(local: Local, shared, client, sim, pad: int) -> tree.Tree:
+    """Take one step and one measurement by hand, on a batch of 4 real and `pad` padded examples."""
+    y = sim.y[:8]
+    x = local.inputs(sim.x[:8])
+    job = sim._job(5, 1, shared)
+    counts = np.bincount(y[:4].numpy(), minlength=4)
+    facts = local.facts(job.plan, counts, 0.1)
+    mine = local.method.prepare(local.task, shared, client, facts)
+    batch = {"x": x[: 4 + pad], "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4}
+    with torch.no_grad():
+        notes = local.note(shared, mine, x, y)
+        batch.update(local.drawn(shared, mine, facts, sim.x[:8], y, np.linspace(0, 1, 8), notes))
+    params, _, loss = local.step(
+        shared["params"], local.optimizer.init(shared["params"]), batch, shared, mine, 0.1
+    )
+    measured = local.measure(params, batch, shared, mine) if local.method.uses("measure") else {}
+    return {"params": params, "loss": loss, "measured": measured}
+
+
+@every_method
+def test_neutral_hyperparameter_gives_fedavg(problem: Problem, name: str) -> None:
+    neutral = {f: h.neutral for f, h in METHODS[name].hyperparameters().items() if h.neutral is not None}
+    if not neutral:
+        pytest.skip(f"{name} has no hyperparameter that turns it into FedAvg")
+    reference = problem.run(FedAvg()).params
+    for field, value in neutral.items():
+        assert gap(reference, problem.run(METHODS[name](**{field: value})).params) < EXACT
+
+
+@every_method
+def test_every_hyperparameter_moves_the_weights(problem: Problem, name: str) -> None:
+    for field, h in METHODS[name].hyperparameters().items():
+        assert h.other is not None, f"{name}.{field} does not say how to test it"
+        base = METHODS[name](**h.within)
+        moved = dataclasses.replace(base, **{field: h.other})
+        assert gap(problem.run(base).params, problem.run(moved).params) > 1e-6, field
+
+
+@every_method
+def test_default_is_not_fedavg(problem: Problem, name: str) -> None:
+    """A default of zero that silences the method is the quietest of bugs."""
+    if name == "fedavg":
+        pytest.skip("it is FedAvg")
+    assert gap(problem.run(FedAvg()).params, problem.run(METHODS[name]()).params) > 1e-6
+
+
+@every_method
+def test_hyperparameters_refuse_nonsense(name: str) -> None:
+    for field in METHODS[name].hyperparameters():
+        for nonsense in ("1", None, float("nan"), -1.0):
+            with pytest.raises(fk.errors.MethodError, match=field):
+                METHODS[name](**{field: nonsense})
+
+
+@every_method
+def test_checkpoint_holds_all_state(problem: Problem, name: str) -> None:
+    """Two rounds, through bytes into a new process's objects, one more round: bit for bit the uninterrupted run."""
+    whole = problem.run(METHODS[name]())
+    first = problem.simulation(METHODS[name]())
+    first.step(), first.step()
+    second = problem.simulation(METHODS[name]())
+    second.restore(tree.from_bytes(tree.to_bytes(first.state())))
+    second.step()
+    assert same(whole.server, second.server)
+    assert whole.states.keys() == second.states.keys()
+    assert all(same(whole.states[k], second.states[k]) for k in whole.states)
+
+
+@every_method
+def test_nothing_given_is_changed_in_place(problem: Problem, name: str) -> None:
+    """An alias of the server's tensors, written to, would show here."""
+    sim = problem.simulation(METHODS[name]())
+    for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
+        server = tree.map(torch.clone, sim.server)
+        shared = sim.method.broadcast(server)
+        jobs = [sim._job(k, 1, shared) for k in (0, 3, 5)]
+        before = tree.map(torch.clone, {"server": server, "shared": shared, "jobs": _states(jobs)})
+        trained = engine.train(shared, jobs, 0.1)
+        uploads = tree.map(torch.clone, trained.upload)
+        after = sim.method.aggregate(sim.task, server, trained.upload, fk.method.Cohort((0, 3, 5), 1, 0))
+        assert same(before, {"server": server, "shared": shared, "jobs": _states(jobs)})
+        assert same(uploads, trained.upload)
+        trees_of = lambda t: {x.untyped_storage().data_ptr() for x in tree.leaves(t)}  # noqa: E731
+        assert not trees_of(after["params"]) & trees_of(server["params"])
+
+
+def _states(jobs: list[Job]) -> tree.Tree:
+    return {str(job.id): job.client for job in jobs}
+
+
+@every_method
+def test_trees_keep_their_shapes(problem: Problem, name: str) -> None:
+    sim = problem.simulation(METHODS[name](), participation=1.0)
+    shape = lambda t: [(path, leaf.shape, leaf.dtype) for path, leaf in tree.items(t)]  # noqa: E731
+    server, shared = shape(sim.server), shape(sim.method.broadcast(sim.server))
+    client = shape(sim.method.init_client(sim.task, sim.params))
+    sim.step(), sim.step()
+    assert shape(sim.server) == server
+    assert shape(sim.method.broadcast(sim.server)) == shared
+    assert all(shape(state) == client for state in sim.states.values())
+
+
+@every_method
+def test_hard_clients(name: str) -> None:
+    """One-class clients, a class nobody has, a single client, a client without examples: finite, and it learns."""
+    problem = make_problem(participation=1.0)
+    y = problem.data.y_train.numpy()
+    one_class = [np.flatnonzero(y == c) for c in (0, 1, 3)]  # class 2 is absent everywhere
+    for clients in (one_class, [*one_class, np.array([], dtype=int)], [np.arange(len(y))], [np.array([0])]):
+        sim = dataclasses.replace(problem, clients=clients).run(METHODS[name]())
+        assert all(bool(t.isfinite().all()) for t in tree.leaves(sim.server))
+        assert gap(sim.task.init, sim.params) > 1e-6
+
+
+@every_method
+def test_uploads_name_the_weights_and_n(problem: Problem, name: str) -> None:
+    """The server's weight of a client is in that client's upload, not taken from elsewhere."""
+    sim = problem.simulation(METHODS[name]())
+    shared = sim.method.broadcast(sim.server)
+    job = sim._job(5, 1, shared)
+    upload = sim.engine.train(shared, [job], 0.1).upload
+    assert gap(tree.take(upload["params"], 0), sim.task.init) > 0
+    assert float(upload["n"][0]) == len(problem.clients[5])
+
+
+def test_the_suite_knows_every_hook() -> None:
+    """If the contract grows, EveryHook must grow with it."""
+    known = {"name", "uses", "hyperparameters", "personal"}
+    hooks = [n for n in vars(FedAvg) if not n.startswith("_") and callable(getattr(FedAvg, n)) and n not in known]
+    assert [hook for hook in hooks if not EveryHook.uses(hook)] == []
+
+
+def test_a_loss_without_gradient_is_refused(problem: Problem) -> None:
+    class Silent(FedAvg):
+        name = "silent"
+
+        def loss(self, task, params, batch, shared, local):
+            with torch.no_grad():
+                return super().loss(task, params, batch, shared, local)
+
+    for engine in ("loop", "stacked"):
+        with pytest.raises(fk.errors.MethodError, match="no gradient"):
+            problem.run(Silent(), engine=engine)
+
+
+def test_an_error_says_at_which_stage(problem: Problem) -> None:
+    class Broken(FedAvg):
+        name = "broken"
+
+        def finish(self, *args):
+            raise KeyError("oops")
+
+    with pytest.raises(KeyError) as caught:
+        problem.run(Broken())
+    assert caught.value.__notes__ == ["while broken was at: finish"]
