@@ -1,11 +1,11 @@
 """fedkeep: federated learning that keeps what it has learned.
 
-    import fedkeep as fk
+import fedkeep as fk
 
-    data = fk.data.load("digits")
-    clients = fk.data.partition.shards(data.y_train, n_clients=20, s=2, seed=0)
-    history = fk.simulate(fk.methods.FedNTD(beta=1.0, tau=1.0), "mlp", data, clients, rounds=10)
-    history.summary()
+data = fk.data.load("digits")
+clients = fk.data.partition.shards(data.y_train, n_clients=20, s=2, seed=0)
+history = fk.simulate(fk.methods.FedNTD(beta=1.0, tau=1.0), "mlp", data, clients, rounds=10)
+history.summary()
 """
 
 from fedkeep import data, errors, forgetting, losses, methods, models, optim, tree

@@ -16,7 +16,7 @@ def class_accuracy(confusion: Any) -> np.ndarray:
     confusion = np.asarray(confusion, dtype=float)
     total = confusion.sum(-1)
     hits = np.diagonal(confusion, axis1=-2, axis2=-1)
-    return np.divide(hits, total, out=np.full(total.shape, np.nan), where=total > 0)
+    return np.asarray(np.divide(hits, total, out=np.full(total.shape, np.nan), where=total > 0))
 
 
 def accuracy(confusion: Any) -> np.ndarray:
@@ -127,7 +127,8 @@ def _mean(per_class: np.ndarray) -> np.ndarray:
 
 def _shares(label_counts: Any) -> np.ndarray:
     counts = np.asarray(label_counts, dtype=float)
-    return np.asarray(counts / counts.sum(-1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # no examples, no shares: NaN
+        return np.asarray(counts / counts.sum(-1, keepdims=True))
 
 
 def _weighted(class_accuracy: Any, weight: np.ndarray) -> np.ndarray:

@@ -82,6 +82,7 @@ class FedAvg:
     """
 
     name: ClassVar[str] = "fedavg"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -164,6 +165,11 @@ class FedAvg:
     def hyperparameters(cls) -> dict[str, Hyper]:
         """Return the declared hyperparameters by name."""
         return {f.name: f.metadata["hyper"] for f in dataclasses.fields(cls) if "hyper" in f.metadata}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the hyperparameters' defaults by name."""
+        return {f.name: f.default for f in dataclasses.fields(cls) if "hyper" in f.metadata}
 
 
 Method = FedAvg

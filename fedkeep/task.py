@@ -16,7 +16,6 @@ from fedkeep.errors import ModelError
 from fedkeep.tree import Tree
 
 
-
 @dataclass(frozen=True)
 class Public:
     """The server's own examples: a part to train on (or only to look at) and a part to validate with."""
@@ -52,9 +51,7 @@ class Task:
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
         self._train = copy.deepcopy(self._eval).train()
-        self.init: Tree = {
-            name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad
-        }
+        self.init: Tree = {name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad}
         if not self.init:
             raise ModelError("the model has no parameter that requires a gradient: there is nothing to train")
         self.has_features = hasattr(model, "features") and hasattr(model, "head")
@@ -133,7 +130,7 @@ def check_forward(task: Task, x: Any) -> None:
             f"are needed, one for each of the data's {task.n_classes} classes"
         )
     for name, b in task._train.named_buffers():
-        if not torch.equal(b, before[name]):
+        if name not in before or not torch.equal(b, before[name]):
             raise ModelError(
                 f"the buffer {name} changes while training: a client's training must be a pure function of its "
                 "weights; freeze it or make it a parameter"

@@ -96,8 +96,14 @@ def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
     """Average over the leading axis, weighted if weights are given (they need not sum to one)."""
     if weights is None:
         return map(lambda t: t.mean(0), stacked)  # type: ignore[no-any-return]
-    share = weights / weights.sum()
-    return map(lambda t: torch.tensordot(share.to(t.dtype), t, dims=1), stacked)  # type: ignore[no-any-return]
+
+    def average(t: Tensor) -> Any:
+        if not t.is_floating_point():
+            raise TypeError(f"only floating-point leaves have a weighted mean, not {t.dtype}")
+        w = weights.to(torch.promote_types(torch.promote_types(weights.dtype, torch.float32), t.dtype))
+        return torch.tensordot((w / w.sum()).to(t.dtype), t, dims=1)
+
+    return map(average, stacked)  # type: ignore[no-any-return]
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
@@ -148,6 +154,10 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
         node = tree
         for key in parents:
             node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{path!r} lies below {key!r}, which is a leaf")
+        if last in node:
+            raise ValueError(f"{path!r} is both a leaf and a branch")
         if last:
             node[last] = leaf
     return tree

@@ -43,13 +43,20 @@ class EveryHook(FedAvg):
         return {"params": server["params"], "seen": server["seen"], "nothing": {}}
 
     def init_client(self, task, params):
-        return {"last": tree.zeros_like(params), "visits": torch.zeros((), dtype=task.dtype, device=task.device)}
+        return {
+            "last": tree.zeros_like(params),
+            "visits": torch.zeros((), dtype=task.dtype, device=task.device),
+        }
 
     def start(self, shared, client):
         return tree.map(lambda w, last: w + 0.01 * last, shared["params"], client["last"])
 
     def prepare(self, task, shared, client, facts):
-        return {"last": client["last"], "share": facts["label_counts"] / facts["n"], "visits": client["visits"]}
+        return {
+            "last": client["last"],
+            "share": facts["label_counts"] / facts["n"],
+            "visits": client["visits"],
+        }
 
     def annotate(self, task, shared, local, x, y):
         features, z = task.outputs(shared["params"], x)
@@ -80,6 +87,9 @@ class EveryHook(FedAvg):
     def finish(self, shared, params, local, client, facts, measured):
         upload = {"params": params, "n": facts["n"], "hits": measured["hits"], "visits": client["visits"]}
         return upload, {"last": tree.sub(params, shared["params"]), "visits": client["visits"] + 1}
+
+    def personal(self, shared, client):
+        return tree.add(shared["params"], client["last"])
 
     def aggregate(self, task, server, uploads, cohort):
         rng = torch.Generator().manual_seed(cohort.seed)
@@ -161,9 +171,7 @@ def _one_step(local: Local, shared, client, sim, pad: int) -> tree.Tree:
     with torch.no_grad():
         notes = local.note(shared, mine, x, y)
         batch.update(local.drawn(shared, mine, facts, sim.x[:8], y, np.linspace(0, 1, 8), notes))
-    params, _, loss = local.step(
-        shared["params"], local.optimizer.init(shared["params"]), batch, shared, mine, 0.1
-    )
+    params, _, loss = local.step(shared["params"], local.optimizer.init(shared["params"]), batch, shared, mine, 0.1)
     measured = local.measure(params, batch, shared, mine) if local.method.uses("measure") else {}
     return {"params": params, "loss": loss, "measured": measured}
 
@@ -276,9 +284,20 @@ def test_uploads_name_the_weights_and_n(problem: Problem, name: str) -> None:
 
 def test_the_suite_knows_every_hook() -> None:
     """If the contract grows, EveryHook must grow with it."""
-    known = {"name", "uses", "hyperparameters", "personal"}
+    known = {"name", "uses", "hyperparameters", "defaults"}
     hooks = [n for n in vars(FedAvg) if not n.startswith("_") and callable(getattr(FedAvg, n)) and n not in known]
     assert [hook for hook in hooks if not EveryHook.uses(hook)] == []
+
+
+@every_method
+def test_every_client_has_a_model_of_its_own(problem: Problem, name: str) -> None:
+    sim = problem.run(METHODS[name]())
+    visited, never = sorted(sim.states)[:1] or [0], len(problem.clients)
+    for client in (*visited, next((k for k in range(never) if k not in sim.states), 0)):
+        logits = sim.task.apply(sim.personal(client), sim.x_test)
+        assert bool(logits.isfinite().all())
+    if name == "every_hook":
+        assert gap(sim.params, sim.personal(visited[0])) > 1e-6
 
 
 def test_a_loss_without_gradient_is_refused(problem: Problem) -> None:

@@ -60,7 +60,7 @@ class Dataset:
         if len(chosen) >= n:
             raise DataError(f"public = {public} takes all {n} training examples: none are left for clients")
         chosen = rng.permutation(chosen)
-        held = int(round(validation * len(chosen)))
+        held = min(round(validation * len(chosen)), len(chosen) - 1)
         val, train = np.sort(chosen[:held]), np.sort(chosen[held:])
         kept = np.setdiff1d(np.arange(n), chosen)
         x, labels = self.x_train, self.y_train
@@ -69,7 +69,10 @@ class Dataset:
             x_train=tree.take(x, torch.from_numpy(kept)),
             y_train=labels[kept],
             public=Public(
-                tree.take(x, torch.from_numpy(train)), labels[train], tree.take(x, torch.from_numpy(val)), labels[val]
+                tree.take(x, torch.from_numpy(train)),
+                labels[train],
+                tree.take(x, torch.from_numpy(val)),
+                labels[val],
             ),
         )
 
@@ -103,14 +106,20 @@ def from_arrays(
     if shapes["train"] != shapes["test"]:
         raise DataError(f"training and test examples differ in shape: {shapes['train']} against {shapes['test']}")
     seen = int(max(ys["train"].max(), ys["test"].max())) + 1
-    if n_classes is not None and seen > n_classes:
+    if n_classes is None:
+        n_classes = seen
+    elif isinstance(n_classes, bool) or not isinstance(n_classes, int | np.integer) or n_classes < 2:
+        raise DataError(f"n_classes must be a whole number of at least 2, not {n_classes!r}")
+    if seen > n_classes:
         raise DataError(f"there is a label {seen - 1}, but n_classes = {n_classes} allows 0 to {n_classes - 1}")
-    n_classes = n_classes or seen
     if n_classes < 2:
         raise DataError("all labels are 0: at least two classes are needed")
-    return Dataset(
-        xs["train"], ys["train"], xs["test"], ys["test"], n_classes, _channel(mean), _channel(std), name=name
-    )
+    if (mean is None) != (std is None):
+        raise DataError(f"{'mean' if std is None else 'std'} is given alone: normalising needs mean and std")
+    mean, std = (_channel(value, what, xs["train"]) for value, what in ((mean, "mean"), (std, "std")))
+    if std is not None and not bool((std > 0).all()):
+        raise DataError(f"std must be above 0, not {std.flatten().tolist()}")
+    return Dataset(xs["train"], ys["train"], xs["test"], ys["test"], int(n_classes), mean, std, name=name)
 
 
 def _inputs(x: Any, what: str) -> Any:
@@ -119,17 +128,23 @@ def _inputs(x: Any, what: str) -> Any:
             raise DataError(f"{what} is an empty dict")
         return {key: _inputs(value, f"{what}[{key!r}]") for key, value in x.items()}
     value = x if isinstance(x, Tensor) else _tensor(x, what)
+    if not value.ndim:
+        raise DataError(f"{what} is a single number, not an array of examples")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        bad = int((~torch.isfinite(value.flatten(1))).any(1).nonzero()[0])
+        bad = int((~torch.isfinite(value)).nonzero()[0, 0])
         raise DataError(f"{what} holds numbers that are not finite, first in example {bad}")
     return value.detach().cpu()
 
 
 def _tensor(x: Any, what: str) -> Tensor:
-    array = np.asarray(x)
-    if array.dtype == object or array.dtype.kind not in "buif":
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # lists of unequal length
+        raise DataError(f"{what} is not an array: {error}") from error
+    if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
         raise DataError(f"{what} must hold numbers, not {array.dtype}")
-    return torch.from_numpy(np.ascontiguousarray(array))
+    native = array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))
 
 
 def _labels(y: Any, what: str) -> Tensor:
@@ -143,11 +158,20 @@ def _labels(y: Any, what: str) -> Tensor:
     return value
 
 
-def _channel(value: Any) -> Tensor | None:
+def _channel(value: Any, what: str, x: Any) -> Tensor | None:
+    """Give a mean or a std the shape that broadcasts against one example; one number per channel for images."""
     if value is None:
         return None
-    value = torch.as_tensor(value, dtype=torch.float64)
-    return value.reshape(-1, 1, 1) if value.ndim == 1 else value
+    if isinstance(x, dict):
+        raise DataError(f"{what} is for examples that are one array, not a dict")
+    shape = x.shape[1:]
+    given: Tensor = _inputs(np.atleast_1d(value), what).double()
+    fitted = given.reshape(-1, 1, 1) if given.ndim == 1 and len(shape) == 3 else given
+    try:
+        fitted.expand(shape)
+    except RuntimeError:
+        raise DataError(f"{what} of shape {tuple(given.shape)} does not fit examples of {tuple(shape)}") from None
+    return fitted
 
 
 def _per_class(rng: np.random.Generator, y: np.ndarray, c: int, count: int) -> np.ndarray:

@@ -46,7 +46,10 @@ class Partition:
     def label_counts(self, y: Any, n_classes: int | None = None) -> np.ndarray:
         """[N, C] examples of each client and class."""
         y = np.asarray(y)
-        n_classes = n_classes or int(y.max()) + 1
+        seen = int(y.max()) + 1
+        n_classes = n_classes or seen
+        if seen > n_classes:
+            raise PartitionError(f"there is a label {seen - 1}, but n_classes = {n_classes}")
         owner = np.repeat(np.arange(len(self)), self.sizes)
         flat = np.bincount(owner * n_classes + y[self.indices], minlength=len(self) * n_classes)
         return flat.reshape(len(self), n_classes)
@@ -64,7 +67,7 @@ class Partition:
                 if len(p) and not np.issubdtype(p.dtype, np.integer):
                     raise PartitionError(f"client {k}: indices must be whole numbers, not {p.dtype}")
             part = _join([p.astype(np.int64) for p in parts])
-        if len(part.indices) and not (0 <= part.indices.min() and part.indices.max() < n):
+        if len(part.indices) and not (part.indices.min() >= 0 and part.indices.max() < n):
             bad = part.indices.max() if part.indices.max() >= n else part.indices.min()
             raise PartitionError(f"a client holds example {bad}, but the training data has examples 0 to {n - 1}")
         if not len(part.indices):
@@ -102,7 +105,13 @@ def shards(y: Any, n_clients: int, s: int, seed: int = 0) -> Partition:
 
 
 def dirichlet(
-    y: Any, n_clients: int, alpha: float, seed: int = 0, min_size: int = 10, cap: bool = True, tries: int = 1000
+    y: Any,
+    n_clients: int,
+    alpha: float,
+    seed: int = 0,
+    min_size: int = 10,
+    cap: bool = True,
+    tries: int = 1000,
 ) -> Partition:
     """Share out each class among the clients in proportions drawn from Dirichlet(alpha).
 
@@ -111,8 +120,10 @@ def dirichlet(
     `tries` times.
     """
     y = _labels(y, n_clients)
-    if not alpha > 0:
-        raise PartitionError(f"alpha must be above 0, not {alpha}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 < alpha < np.inf:
+        raise PartitionError(f"alpha must be a number above 0, not {alpha!r}")
+    if isinstance(min_size, bool) or not isinstance(min_size, int | np.integer):
+        raise PartitionError(f"min_size must be a whole number, not {min_size!r}")
     if min_size * n_clients > len(y):
         raise PartitionError(
             f"{n_clients} clients cannot have {min_size} examples each: there are {len(y)} (see min_size)"
@@ -171,12 +182,12 @@ def by_id(ids: Any) -> Partition:
 
 
 def _labels(y: Any, n_clients: int) -> np.ndarray:
-    y = np.asarray(y).reshape(-1)
-    if not len(y):
+    labels: np.ndarray = np.asarray(y).reshape(-1)
+    if not len(labels):
         raise PartitionError("there are no examples to divide")
-    if _at_least_one("n_clients", n_clients) > len(y):
-        raise PartitionError(f"{n_clients} clients cannot share {len(y)} examples: some would have none")
-    return y
+    if _at_least_one("n_clients", n_clients) > len(labels):
+        raise PartitionError(f"{n_clients} clients cannot share {len(labels)} examples: some would have none")
+    return labels
 
 
 def _at_least_one(name: str, value: int) -> int:
@@ -187,7 +198,7 @@ def _at_least_one(name: str, value: int) -> int:
 
 def _even_offsets(n: int, parts: int) -> np.ndarray:
     """[parts + 1] bounds whose pieces differ by at most one."""
-    return np.arange(parts + 1) * n // parts
+    return np.asarray(np.arange(parts + 1) * n // parts)
 
 
 def _dirichlet_counts(
@@ -231,9 +242,7 @@ def _deal(by_class: list[np.ndarray], counts: np.ndarray) -> Partition:
     """Hand out each class's examples, in order, by counts [classes, clients]."""
     owner = np.concatenate([np.repeat(np.arange(counts.shape[1]), row) for row in counts])
     indices = np.concatenate(by_class)
-    return Partition(
-        indices[np.argsort(owner, kind="stable")], np.concatenate([[0], np.cumsum(counts.sum(0))])
-    )
+    return Partition(indices[np.argsort(owner, kind="stable")], np.concatenate([[0], np.cumsum(counts.sum(0))]))
 
 
 def _join(parts: list[np.ndarray]) -> Partition:

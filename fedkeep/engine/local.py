@@ -84,9 +84,7 @@ class Local:
             batch = {**batch, "note": self.note(shared, local, batch["x"], batch["y"])}
         return self.method.loss(self.task, params, batch, shared, local)
 
-    def update(
-        self, grads: Tree, params: Tree, state: Tree, shared: Tree, local: Tree, lr: float
-    ) -> tuple[Tree, Tree]:
+    def update(self, grads: Tree, params: Tree, state: Tree, shared: Tree, local: Tree, lr: float) -> tuple[Tree, Tree]:
         """Correct and clip one client's gradient, and take the optimiser's step."""
         grads = self.method.correct(grads, params, shared, local)
         if self.clip_norm is not None:
@@ -116,13 +114,16 @@ class Local:
 
     def facts(self, plan: Plan, counts: np.ndarray, lr: float) -> Tree:
         """Gather what the runtime knows of a client this round, in the weights' dtype."""
-        number = {"dtype": self.task.dtype, "device": self.task.device}
+
+        def number(value: Any) -> Tensor:
+            return torch.tensor(value, dtype=self.task.dtype, device=self.task.device)
+
         return {
-            "n": torch.tensor(float(counts.sum()), **number),
-            "steps": torch.tensor(float(plan.steps), **number),
-            "effective_steps": torch.tensor(self.optimizer.effective_steps(plan.steps), **number),
-            "label_counts": torch.tensor(counts, **number),
-            "lr": torch.tensor(lr, **number),
+            "n": number(float(counts.sum())),
+            "steps": number(float(plan.steps)),
+            "effective_steps": number(self.optimizer.effective_steps(plan.steps)),
+            "label_counts": number(counts),
+            "lr": number(lr),
         }
 
     def train_one(self, shared: Tree, client: Tree, x: Any, y: Tensor, plan: Plan, lr: float) -> Trained:
@@ -172,12 +173,10 @@ class Local:
         """Annotate all of a client's own examples, unaugmented and unpadded, where this round needs it."""
         if not (self.notes_once or (self.method.uses("annotate") and self.method.uses("draw"))):
             return {}
-        parts = own.split(chunk)
+        parts = torch.split(own, chunk)
         return tree.cat([self.note(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
 
-    def drawn(
-        self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree
-    ) -> Tree:
+    def drawn(self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree) -> Tree:
         """Return {"drawn": the examples the method names for this round}, or nothing."""
         if not self.method.uses("draw"):
             return {}

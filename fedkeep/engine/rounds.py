@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,14 @@ class Settings:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("rounds", 1), ("epochs", 1), ("batch_size", 1), ("eval_every", 1), ("eval_local_every", 0), ("seed", 0)):
+        for name, low in (
+            ("rounds", 1),
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("eval_every", 1),
+            ("eval_local_every", 0),
+            ("seed", 0),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise FedkeepError(f"{name} must be a whole number of at least {low}, not {value!r}")
@@ -81,7 +89,9 @@ class Settings:
                 raise FedkeepError(f"participation = {share} clients a round, but there are {n_clients}")
             return share
         if share > 1:
-            raise FedkeepError(f"participation = {share}: a share is at most 1.0; for {share:g} clients say {int(share)}")
+            raise FedkeepError(
+                f"participation = {share}: a share is at most 1.0; for {share:g} clients say {int(share)}"
+            )
         return max(1, round(share * n_clients))
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,7 +149,9 @@ class Simulation:
         self.server = self.method.init_server(self.task, self.task.init)
         self.states: dict[int, Tree] = {}
         self.round = 0
-        self.history = History(self.method.name, {**settings.as_dict(), "engine": self.engine.name}, build=self.task.module)
+        self.history = History(
+            self.method.name, {**settings.as_dict(), "engine": self.engine.name}, build=self.task.module
+        )
         self._stop = False
         self._plain = plain
 
@@ -147,6 +159,11 @@ class Simulation:
     def params(self) -> Tree:
         """The global model's weights."""
         return self.server["params"]  # type: ignore[no-any-return]
+
+    def personal(self, client: int) -> Tree:
+        """Return the weights that this client would use for itself, as its method says."""
+        shared = self.method.broadcast(self.server)
+        return self.method.personal(shared, self._client_state(client, shared))
 
     def stop(self) -> None:
         """End the run after this round; for callbacks."""
@@ -227,12 +244,22 @@ class Simulation:
     def _job(self, client: int, number: int, shared: Tree) -> Job:
         examples, s = self.clients[client], self.settings
         plan = make_plan(
-            s.seed, number, client, len(examples), s.epochs, s.batch_size, s.augment or None, self.image or (0, 0)
+            s.seed,
+            number,
+            client,
+            len(examples),
+            s.epochs,
+            s.batch_size,
+            s.augment or None,
+            self.image or (0, 0),
         )
+        return Job(client, examples, plan, self._client_state(client, shared))
+
+    def _client_state(self, client: int, shared: Tree) -> Tree:
         state = self.states.get(client)
         if state is None:
             state = self.method.init_client(self.task, shared["params"])
-        return Job(client, examples, plan, tree.to(state, self.task.device))
+        return tree.to(state, self.task.device)  # type: ignore[no-any-return]
 
     def _evaluate(self) -> Record:
         confusion, loss = evaluate(self.task, self.params, self.x_test, self.y_test, self._plain)
@@ -275,6 +302,20 @@ def simulate(
     if unknown:
         raise FedkeepError(f"unknown setting {unknown[0]!r}: {nearest(unknown[0], Settings.__dataclass_fields__)}")
     return Simulation(method, model, data, clients, Settings(**settings), callbacks).run()
+
+
+def _with_settings(function: Callable[..., History]) -> inspect.Signature:
+    """Write out `**settings`, so that help() shows every one with its default."""
+    own = inspect.signature(function)
+    stated = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(Settings)
+    ]
+    return own.replace(parameters=[*stated, *added])
+
+
+simulate.__signature__ = _with_settings(simulate)  # type: ignore[attr-defined]
 
 
 def choose_engine(name: str, local: Local, x: Any, y: torch.Tensor, two: Any) -> Loop | Stacked:
@@ -340,7 +381,10 @@ def _deterministic(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before, warn = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(True)
     try:
         yield

@@ -35,17 +35,17 @@ class Stacked:
         result = self._train_sorted(shared, [jobs[k] for k in order], lr)
         back = np.argsort(order)
         at = torch.from_numpy(back).to(self.y.device)
-        return Trained(
-            *(tree.take(part, at) for part in (result.params, result.upload, result.client)),
-            [result.losses[k] for k in back],
-        )
+        params, upload, client = (tree.take(part, at) for part in result[:3])
+        return Trained(params, upload, client, [result.losses[k] for k in back])
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[Job], lr: float) -> Trained:
         local, method, task = self.local, self.local.method, self.local.task
         cohort = _Batches(self, jobs)
         client = tree.stack([job.client for job in jobs])
         with torch.no_grad(), at_stage(method, "prepare"):
-            facts = tree.stack([local.facts(job.plan, counts, lr) for job, counts in zip(jobs, cohort.counts, strict=True)])
+            facts = tree.stack(
+                [local.facts(job.plan, counts, lr) for job, counts in zip(jobs, cohort.counts, strict=True)]
+            )
             mine = stacked(lambda c, f: method.prepare(task, shared, c, f), client, facts)
             params = stacked(lambda c, f: method.start(shared, c), client, facts)
             notes = [
@@ -73,7 +73,12 @@ class Stacked:
         measured = self._measure(params, shared, mine, cohort) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
             upload, client = stacked(
-                lambda w, loc, c, f, m: method.finish(shared, w, loc, c, f, m), params, mine, client, facts, measured
+                lambda w, loc, c, f, m: method.finish(shared, w, loc, c, f, m),
+                params,
+                mine,
+                client,
+                facts,
+                measured,
             )
         per_client = [torch.stack([losses[s][k] for s in range(n)]) for k, n in enumerate(cohort.steps)]
         return Trained(params, upload, client, per_client)
@@ -86,7 +91,12 @@ class Stacked:
         y, valid, noise = cohort.padded_labels()
         padded = tree.map(lambda *ts: nn.utils.rnn.pad_sequence(list(ts), batch_first=True), *notes)
         named = stacked(
-            lambda f, y, v, u, n: method.draw(task, shared, f, y, v, u, n), facts, y, valid, noise.to(task.dtype), padded
+            lambda f, y, v, u, n: method.draw(task, shared, f, y, v, u, n),
+            facts,
+            y,
+            valid,
+            noise.to(task.dtype),
+            padded,
         )
         if named is None:
             return {}
@@ -137,7 +147,7 @@ class _Batches:
                 augment[key][k, :s, :b] = value
         sizes = [len(job.examples) for job in jobs]
         self.examples = torch.from_numpy(np.concatenate([job.examples for job in jobs])).to(device)
-        self.own = self.examples.split(sizes)  # every client's examples in the training data
+        self.own = torch.split(self.examples, sizes)  # every client's examples in the training data
         self.start = torch.from_numpy(np.cumsum([0, *sizes[:-1]])).to(device)
         self.place, self.mask = torch.from_numpy(place).to(device), torch.from_numpy(mask).to(device)
         self.augment = tree.map(lambda a: torch.from_numpy(a).to(device), augment)

@@ -26,6 +26,7 @@ class FedNTD(FedAvg):
     """FedNTD: distil the global model into local training, but only over the classes that are not the true one."""
 
     name: ClassVar[str] = "fedntd"
+    paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
     beta: float = hyper(1.0, "weight of not-true distillation", low=0, neutral=0.0, other=0.3)
     tau: float = hyper(1.0, "temperature of both softmaxes", above=0, other=3.0)
 

@@ -21,6 +21,7 @@ class FedProx(FedAvg):
     """
 
     name: ClassVar[str] = "fedprox"
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
     mu: float = hyper(0.1, "weight of the proximal term", low=0, neutral=0.0, other=1.0)
 
     def loss(self, task: Task, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tensor:

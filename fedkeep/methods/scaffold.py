@@ -23,6 +23,7 @@ class Scaffold(FedAvg):
     """SCAFFOLD: correct every local gradient by c - c_k, the drift of the client away from the average."""
 
     name: ClassVar[str] = "scaffold"
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     eta_g: float = hyper(1.0, "global step size", above=0, other=0.5)
 
     def init_server(self, task: Task, params: Tree) -> Tree:

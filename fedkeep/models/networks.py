@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -35,7 +36,7 @@ def mlp(input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (64,
     """A dense network with ReLU; 64-64-10 for digits."""
     widths = [math.prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+    for fan_in, fan_out in itertools.pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return Network(nn.Sequential(*layers), widths[-1], n_classes)
 
@@ -59,7 +60,11 @@ def cnn_fedka(input_shape: Sequence[int], n_classes: int) -> Network:
 
 
 def _cnn(
-    input_shape: Sequence[int], n_classes: int, channels: tuple[int, ...], dense: tuple[int, ...], padding: int
+    input_shape: Sequence[int],
+    n_classes: int,
+    channels: tuple[int, ...],
+    dense: tuple[int, ...],
+    padding: int,
 ) -> Network:
     if len(input_shape) != 3:
         raise ModelError(f"this network takes images [channels, height, width], not examples of {tuple(input_shape)}")
@@ -74,6 +79,6 @@ def _cnn(
         )
     layers.append(nn.Flatten())
     widths = [fan_in * size[0] * size[1], *dense]
-    for wide, narrow in zip(widths, widths[1:], strict=False):
+    for wide, narrow in itertools.pairwise(widths):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
     return Network(nn.Sequential(*layers), widths[-1], n_classes)

@@ -1,0 +1,155 @@
+"""The command line. Exit codes: 0 fine, 1 failed, 2 bad input."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import fedkeep
+from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.method import FedAvg
+
+if TYPE_CHECKING:
+    from fedkeep.describe import Footprint
+
+app = typer.Typer(
+    help="Federated learning that keeps what it has learned.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedkeep {fedkeep.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _app(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="How often to run each method, with seeds 0, 1, ...")] = 3,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each run.")] = 60,
+    as_json: AsJson = False,
+    svg: Annotated[Path | None, typer.Option(help="Also save what is shown as an SVG picture.")] = None,
+) -> None:
+    """FedAvg beside three cures on embedded data: who forgets, and how much. Under two minutes on two cores.
+
+    Example: fedkeep demo --seeds 1
+    """
+    from fedkeep import demo as job
+    from fedkeep import terminal
+
+    progress = terminal.Bar(Console(stderr=True), seeds * len(job.METHODS) * rounds)
+    with progress:
+        runs = job.run(seeds, rounds, (progress,), progress.begin, progress.end)
+    if as_json:
+        print(json.dumps({name: [h.summary() for h in histories] for name, histories in runs.items()}, indent=2))
+        return
+    console = Console(record=svg is not None, width=100 if svg else None)
+    console.print(
+        f"Handwritten digits, {job.CLIENTS} clients with about {job.SHARDS} digits each, "
+        f"{job.SETTINGS['participation']} of them a round, {rounds} rounds, {seeds} seed{'s' * (seeds > 1)}.\n"
+    )
+    for name in ("fedavg", "fedntd"):
+        console.print(terminal.heat_map(name, runs[name][0], min(60, console.width - 14)))
+    title = "Accuracy and forgetting" + (", mean±standard deviation over seeds" if seeds > 1 else "")
+    console.print(terminal.comparison(title, runs))
+    console.print(job.verdict(runs))
+    if svg is not None:
+        console.save_svg(str(svg), title="fedkeep demo")
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method in full.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods: hyperparameters, what each moves, keeps and discloses, measured from its own trees.
+
+    Example: fedkeep methods fedntd
+    """
+    from fedkeep import describe
+    from fedkeep import methods as registry
+
+    chosen = {name: registry.get(name)} if name else registry.discover()
+    found = {key: (cls, describe.footprint(cls())) for key, cls in chosen.items()}
+    if as_json:
+        about = {
+            key: {"paper": cls.paper, "hyperparameters": cls.defaults(), **asdict(size)}
+            for key, (cls, size) in found.items()
+        }
+        print(json.dumps(about, indent=2))
+    elif name:
+        _one_method(Console(), *found[name])
+    else:
+        _method_table(Console(), found)
+
+
+def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:
+    table = Table(title="Sizes in models, for each client and round", title_justify="left", box=box.SIMPLE_HEAD)
+    for head in ("method", "paper", "defaults", "down", "up", "discloses", "client keeps"):
+        table.add_column(head)
+    for key, (cls, size) in found.items():
+        table.add_row(
+            key,
+            cls.paper.rpartition(", ")[2],
+            ", ".join(f"{f} {v:g}" for f, v in cls.defaults().items()) or "-",
+            f"{size.down:.1f}",
+            f"{size.up:.1f}",
+            ", ".join(size.uploads),
+            f"{', '.join(size.keeps)} ({size.state:.1f})" if size.keeps else "-",
+        )
+    console.print(table)
+    console.print("fedkeep methods NAME shows one in full.", style="dim")
+
+
+def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    console.print(f"[bold]{cls.name}[/bold]  {cls.paper}\n")
+    say(inspect.getdoc(cls) or "")
+    say("")
+    for field, value in cls.defaults().items():
+        h = cls.hyperparameters()[field]
+        say(f"  {field} = {value:g}: {h.help}" + (f" (at {h.neutral:g} it is FedAvg)" if h.neutral is not None else ""))
+    say(f"  down, to each client and round: {', '.join(size.sends)} ({size.down:.2f} models)")
+    say(f"  up, all that the server learns of a client: {', '.join(size.uploads)} ({size.up:.2f} models)")
+    say(f"  kept by a client between visits: {', '.join(size.keeps) or 'nothing'} ({size.state:.2f} models)")
+    say(f"  public data on the server: {'needed' if size.public else 'not needed'}")
+    say(f"  a teacher's pass over the client's data: {'yes' if size.teacher else 'no'}")
+
+
+def main() -> None:
+    """Run the command line; bad input ends in one line, not in a traceback."""
+    try:
+        app()
+    except FedkeepError as error:
+        print(f"fedkeep: {error}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, Diverged) else 2)
+    except KeyboardInterrupt:
+        print("fedkeep: interrupted", file=sys.stderr)
+        sys.exit(130)

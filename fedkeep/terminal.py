@@ -1,0 +1,120 @@
+"""What the command line shows: tables, a heat map of class accuracies, progress."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedkeep.history import History, Record
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+# Dark to light in steps of equal contrast, told apart by the colour-blind too (after viridis).
+COLOURS = ("#440154", "#472c7a", "#3b518b", "#2c718e", "#21908d", "#27ad81", "#5cc863", "#aadc32", "#fde725")
+
+
+class Bar:
+    """Progress over all rounds of all runs: a bar with the time left on a terminal, a line per run when piped."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("{task.description:<18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds, time left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=total)
+
+    def __enter__(self) -> Bar:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.progress.__exit__(*exc)
+
+    def begin(self, name: str) -> None:
+        """Say which run is going on."""
+        self.progress.update(self.task, description=name)
+
+    def __call__(self, simulation: Any, record: Record) -> None:
+        """Count a round; this is a callback of the simulation."""
+        self.progress.advance(self.task)
+
+    def end(self, name: str, history: History) -> None:
+        """Say what came of a run."""
+        s = history.summary()
+        if not self.console.is_terminal:
+            print(
+                f"{name}: accuracy {s['final']:.3f}, forgetting {s['forgetting']:.3f} "
+                f"({len(history.records) - 1} rounds, {s['seconds']:.1f} s, {history.settings['engine']})",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """Write mean±standard deviation over seeds.
+
+    >>> spread([0.5, 0.7], 1, scale=100)
+    '60.0±14.1'
+    >>> spread([0.5], 2)
+    '0.50'
+    """
+    scaled = np.asarray(values, dtype=float) * scale
+    text = f"{scaled.mean():.{digits}f}"
+    return text if len(scaled) == 1 else f"{text}±{scaled.std(ddof=1):.{digits}f}"
+
+
+def comparison(title: str, runs: dict[str, list[History]]) -> Table:
+    """Make the table of methods: accuracies, forgetting, cost."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method", style="bold", no_wrap=True)
+    for head in ("final %", "best %", "smoothed %", "forgetting", "per round", "MB", "s"):
+        table.add_column(head, justify="right", no_wrap=True)
+    summaries = {name: [h.summary() for h in histories] for name, histories in runs.items()}
+    least = min(summaries, key=lambda name: np.mean([s["forgetting"] for s in summaries[name]]))
+    for name, rows in summaries.items():
+
+        def column(key: str, digits: int, scale: float = 1.0, rows: list[dict[str, float]] = rows) -> str:
+            return spread([row[key] for row in rows], digits, scale)
+
+        table.add_row(
+            name,
+            *(column(key, 1, 100) for key in ("final", "best", "smoothed")),
+            *(column(key, 2) for key in ("forgetting", "round_forgetting")),
+            f"{np.mean([row['bytes'] for row in rows]) / 1e6:.1f}",
+            f"{np.mean([row['seconds'] for row in rows]):.1f}",
+            style="green" if name == least else "",
+        )
+    table.caption = (
+        "forgetting: best earlier minus final accuracy, mean over classes; per round: mean loss from one round to "
+        "the next; MB: moved in all; s: seconds a run"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def heat_map(name: str, history: History, width: int = 60) -> Text:
+    """Draw class accuracy over rounds: a row per class, a column per round (or every n-th); a drop is forgetting."""
+    accuracy, rounds = history.class_accuracy, history.rounds
+    every = max(1, -(-len(rounds) // width))
+    text = Text(f"{name}: accuracy of each class over rounds {rounds[0]} to {rounds[-1]}\n", style="bold")
+    for c, row in enumerate(accuracy[::every].T):
+        text.append(f"  class {c:<3} ", style="dim")
+        for value in row:
+            level = 0 if np.isnan(value) else round(value * (len(BLOCKS) - 1))
+            text.append(BLOCKS[level], style=COLOURS[level])
+        text.append("\n")
+    return text

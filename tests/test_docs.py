@@ -1,0 +1,36 @@
+"""What the documentation says is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import fedkeep as fk
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_readmes_python_runs_as_written() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 3
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["history"].method == "near"
+
+
+def test_the_readme_names_every_method() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in fk.methods.REGISTRY if f"| `{name}` |" not in text] == []
+
+
+def test_the_contract_page_names_every_hook() -> None:
+    text = (ROOT / "docs" / "contract.md").read_text()
+    hooks = [n for n, f in vars(fk.methods.FedAvg).items() if callable(f) and not n.startswith("_")]
+    assert [hook for hook in hooks if f"{hook}(" not in text] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
