@@ -63,5 +63,6 @@ def verdict(runs: dict[str, list[History]]) -> str:
     better = [n for n in means if n != "fedavg" and means[n]["forgetting"] < base["forgetting"]]
     better.sort(key=lambda n: means[n]["forgetting"])
     told = [f"{n} {means[n]['forgetting']:.2f} (ending at {means[n]['final']:.1%})" for n in better]
-    start = f"FedAvg forgets {base['forgetting']:.2f} of each class's best accuracy, on average, and ends at {base['final']:.1%}"
+    lost, final = f"{base['forgetting']:.2f}", f"{base['final']:.1%}"
+    start = f"FedAvg forgets {lost} of each class's best accuracy, on average, and ends at {final}"
     return f"{start}. Less is forgotten by {', '.join(told)}." if told else f"{start}; no method forgets less here."

@@ -32,8 +32,9 @@ def map(fn: Callable[..., Any], *trees: Any) -> Any:
     if not isinstance(first, dict):
         return fn(*trees)
     for other in trees[1:]:
-        if other.keys() != first.keys():
-            raise KeyError(f"trees differ: {sorted(first)} against {sorted(other)}")
+        if not isinstance(other, dict) or other.keys() != first.keys():
+            theirs = sorted(other) if isinstance(other, dict) else "a leaf"
+            raise KeyError(f"trees differ: {sorted(first)} against {theirs}")
     return {key: map(fn, *(tree[key] for tree in trees)) for key in sorted(first)}
 
 
@@ -108,7 +109,7 @@ def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """Sum the products of all corresponding entries; 0 for empty trees."""
-    return sum(((x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)), torch.tensor(0.0))
+    return sum(leaves(map(lambda x, y: (x * y).sum(), a, b)), torch.tensor(0.0))
 
 
 def to(tree: Any, *args: Any, **kwargs: Any) -> Any:

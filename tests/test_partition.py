@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.data import Partition, partition
-from fedkeep.errors import PartitionError
+from fedkeep.errors import FedkeepError, PartitionError
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=50)
 
@@ -272,3 +272,9 @@ def test_two_hundred_thousand_clients_are_two_arrays(divide):
     clients = divide(y)
     assert_each_once(clients, len(y))
     assert (clients.sizes == 2).all()
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None])
+def test_a_bad_seed_is_refused_by_name(seed: object) -> None:
+    with pytest.raises(FedkeepError, match="seed must be"):
+        partition.iid([0, 1, 0, 1], n_clients=2, seed=seed)

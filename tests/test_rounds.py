@@ -247,6 +247,25 @@ def test_autocast_computes_in_bfloat16_and_keeps_the_weights(problem: Problem) -
     assert 1e-6 < gap(plain.params, cast.params) < 0.3
 
 
+class Tempered(torch.nn.Module):
+    """A model with a weight that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) / self.temperature
+
+
+def test_a_weight_may_be_a_single_number(problem: Problem) -> None:
+    own = dataclasses.replace(problem, model=Tempered())
+    loop, stacked = (own.run(fk.methods.Scaffold(), engine=engine).params for engine in ("loop", "stacked"))
+    assert gap(loop, stacked) < 1e-12
+    assert float(loop["temperature"]) != 1.0
+
+
 def test_ten_lines_from_python() -> None:
     data = fk.data.load("digits", public=0.1)
     clients = fk.data.partition.dirichlet(data.y_train, n_clients=20, alpha=0.1, seed=0)

@@ -120,7 +120,7 @@ def test_dot_sums_products_over_all_leaves():
     b = {"y": {"z": torch.tensor(6.0)}, "x": torch.tensor([3.0, 4.0])}
     assert tree.dot(a, b).item() == 41
     assert tree.dot({}, {}).item() == 0
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(KeyError, match="trees differ"):
         tree.dot(a, {"x": a["x"]})
 
 

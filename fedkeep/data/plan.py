@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from fedkeep.data.augment import Augment
+from fedkeep.errors import FedkeepError
 
 # numpy's SeedSequence takes [1, 2] and [1, 2, 0] for the same entropy, so every purpose has its own spawn key:
 # without it the sampling of a round and the plan of client 0 would be one stream.
@@ -98,4 +99,6 @@ def server_seed(seed: int, round: int) -> int:
 
 def split_rng(seed: int, what: Literal["clients", "public", "test"]) -> np.random.Generator:
     """Give the generator that divides data: client from client, public from private, test from training."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise FedkeepError(f"seed must be a whole number of at least 0, not {seed!r}")
     return _rng({"clients": _CLIENTS, "public": _PUBLIC, "test": _TEST}[what], seed)

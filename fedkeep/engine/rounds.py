@@ -334,10 +334,10 @@ def choose_engine(name: str, local: Local, x: Any, y: torch.Tensor, two: Any) ->
 
 def check_finite(number: int, ids: list[int], trained: Trained, before: Tree) -> list[float]:
     """Return every client's mean loss; raise if any client's loss, weights or upload left the finite numbers."""
+    numbers = tree.leaves({"upload": trained.upload, "params": trained.params})
     finite = torch.stack(
-        [t.flatten(1).isfinite().all(1) if t.ndim > 1 else t.isfinite() for t in tree.leaves(trained.upload)]
+        [t.reshape(len(ids), -1).isfinite().all(1) for t in numbers]
         + [torch.stack([losses.isfinite().all() for losses in trained.losses])]
-        + [t.flatten(1).isfinite().all(1) for t in tree.leaves(trained.params)]
     ).all(0)
     if bool(finite.all()):
         return [float(losses.mean()) for losses in trained.losses]
