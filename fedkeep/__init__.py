@@ -8,11 +8,13 @@ history = fk.simulate(fk.methods.FedNTD(beta=1.0, tau=1.0), "mlp", data, clients
 history.summary()
 """
 
+__version__ = "0.1.0"
+
 from fedkeep import data, errors, forgetting, losses, methods, models, optim, tree
 from fedkeep.engine import Settings, Simulation, simulate
 from fedkeep.history import History
-
-__version__ = "0.1.0"
+from fedkeep.resuming import resume
+from fedkeep.runs import load_run
 
 __all__ = [
     "History",
@@ -22,10 +24,12 @@ __all__ = [
     "data",
     "errors",
     "forgetting",
+    "load_run",
     "losses",
     "methods",
     "models",
     "optim",
+    "resume",
     "simulate",
     "tree",
 ]

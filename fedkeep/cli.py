@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from rich.table import Table
 
 import fedkeep
 from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.history import History
 from fedkeep.method import FedAvg
 
 if TYPE_CHECKING:
@@ -106,6 +108,144 @@ def methods(
         _one_method(Console(), *found[name])
     else:
         _method_table(Console(), found)
+
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
+]
+
+
+@app.command()
+def run(
+    words: Words = None,
+    sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: a run for each value; may be repeated.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="The run folder's name (with a sweep: how names begin).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment, or a sweep of them, each into a folder of its own; go on with those that are there already.
+
+    Example: fedkeep run digits.toml lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2
+    """
+    from fedkeep import config, terminal
+
+    file, overrides = _words(words)
+    given = config.read(file) if file else {}
+    base = name or given.get("name") or (file.stem if file else "run")
+    todo = {}
+    for combination in config.sweep(sweep or []):
+        said = [*overrides, *combination]
+        label = _folder_name(base, combination if name else said)
+        todo[label] = config.Experiment.from_dict(config.override(given, said))
+    histories = {}
+    with terminal.Bar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
+        for label, experiment in todo.items():
+            progress.begin(label)
+            histories[label] = experiment.run(runs / label, (progress,))
+            progress.end(label, histories[label])
+    _show_runs(histories, as_json, runs)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
+) -> None:
+    """Go on with an interrupted run: to the same final weights as if nothing had happened.
+
+    Example: fedkeep resume runs/digits
+    """
+    from fedkeep import config, terminal
+    from fedkeep.runs import read_experiment
+
+    rounds = read_experiment(folder).get("train", {}).get("rounds", 0)
+    with terminal.Bar(Console(stderr=True), rounds) as progress:
+        progress.begin(folder.name)
+        history = config.resume(folder, (progress,))
+        progress.end(folder.name, history)
+    _show_runs({folder.name: history}, as_json, folder.parent)
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
+    as_json: AsJson = False,
+) -> None:
+    """Put runs side by side: grouped by setting, mean and spread over seeds.
+
+    Example: fedkeep compare runs/
+    """
+    from fedkeep import compare as job
+
+    if not as_json:
+        _comparison(Console(), folders)
+        return
+    rows = [
+        {"label": g.label, "setting": g.setting, "seeds": g.seeds, "mean": g.mean(), "spread": g.spread()}
+        for g in job.group(folders)
+    ]
+    print(json.dumps(rows, indent=2))
+
+
+@app.command()
+def partition(
+    words: Words = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it into this SVG file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at a split before training: who holds which classes.
+
+    Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
+    """
+    from fedkeep import config, picture
+
+    file, overrides = _words(words)
+    given = {"method": "fedavg", "model": "mlp", **(config.read(file) if file else {})}
+    experiment = config.Experiment.from_dict(config.override(given, overrides))
+    data, clients = experiment.data_and_clients()
+    counts = clients.label_counts(data.y_train, data.n_classes)
+    if output is not None:
+        output.write_text(picture.as_svg(counts, f"{data.name}: {experiment.split['kind']}"))
+    if as_json:
+        print(json.dumps({"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}))
+        return
+    console = Console()
+    console.print(picture.on_terminal(counts, console.width))
+    console.print(picture.describe(counts), highlight=False)
+
+
+def _comparison(console: Console, folders: list[Path]) -> None:
+    from fedkeep import compare, terminal
+
+    groups = compare.group(folders)
+    labelled = {f"{g.label} ({len(g.histories)})" if len(g.histories) > 1 else g.label: g.histories for g in groups}
+    console.print(terminal.comparison("Mean±standard deviation over runs, their number in brackets", labelled))
+
+
+def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:
+    """Tell the experiment file from the overrides."""
+    files = [word for word in words or [] if "=" not in word]
+    if len(files) > 1:
+        raise FedkeepError(f"one experiment file at a time, not {' and '.join(files)}; overrides are key=value")
+    return Path(files[0]) if files else None, [word for word in words or [] if "=" in word]
+
+
+def _folder_name(base: str, said: list[str]) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=+-]+", "-", "-".join([base, *said]))
+
+
+def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
+    from fedkeep import terminal
+
+    if as_json:
+        print(json.dumps({label: h.summary() for label, h in histories.items()}, indent=2))
+        return
+    console = Console()
+    if len(histories) == 1:
+        [(label, history)] = histories.items()
+        console.print(terminal.heat_map(label, history, min(60, console.width - 14)))
+        console.print(terminal.comparison(f"Run in {runs / label}", {history.method: [history]}))
+    else:
+        _comparison(console, [runs / label for label in histories])
 
 
 def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fedkeep import tree
 from fedkeep.data.dataset import from_arrays
-from fedkeep.engine.rounds import Settings, Simulation
+from fedkeep.engine import Settings, Simulation
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 

@@ -30,6 +30,14 @@ class EngineError(FedkeepError):
     """The runtime asked for cannot run this."""
 
 
+class RunError(FedkeepError):
+    """A run folder cannot be written, read, or gone on with."""
+
+
+class ConfigError(FedkeepError):
+    """An experiment file or an override says something that is not valid."""
+
+
 class Diverged(FedkeepError):  # noqa: N818 (it is what happened, not a mistake of the caller)
     """Weights, loss or upload left the finite numbers. `round`, `client` (None: the server) and `what` say where."""
 

@@ -31,6 +31,8 @@ class History:
     records: list[Record] = field(default_factory=list)
     params: Tree = field(default_factory=dict)
     build: Callable[[Tree], nn.Module] | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # the experiment file, of a run that has one
+    saved: int | None = None  # the round of the checkpoint that `params` were read from
 
     @property
     def model(self) -> nn.Module:

@@ -5,12 +5,14 @@ and no runtime knows a method's name.
 
 What the hooks are given:
 
-- `task`: the model as functions, the loss, the numbers of classes and clients, the server's public set.
+- `task`: the model as functions, the loss, the numbers of classes and clients, the server's public set, and for a
+  server that trains: the clients' optimiser and the learning rate of a round, `task.lr(round)`.
 - `server`: what the server keeps between rounds; `shared`: what it sends to every client of a round.
 - `client`: what one client keeps between its visits; `local`: what `prepare` made of it for this round.
 - `facts`: what the runtime knows of a client this round, as tensors in the weights' dtype: `n` examples, `steps`,
   `effective_steps` (see `optim`), `label_counts` [C], `lr`.
-- `batch`: `x`, `y`, `mask` (False: padding), `note` (from `annotate`), `drawn` (the examples `draw` named).
+- `batch`: `x`, `y`, `mask` (False: padding), `note` (from `annotate`), `drawn` (the examples `draw` named); in
+  `measure` also `place`, counting the client's examples in a random order, so that a method can stop at some number.
 - `cohort`: the ids, the round (from 1) and a seed, nothing else. Whatever else the server uses of a client, its
   weight n too, is in that client's upload. So what a method discloses is read off its trees, not claimed.
 
@@ -21,6 +23,7 @@ hooks are ordinary Python.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -53,20 +56,37 @@ class Hyper:
     help: str
     low: float | None = None
     above: float | None = None
+    high: float | None = None
+    choices: tuple[Any, ...] | None = None
+    whole: bool = False
     neutral: Any = None
     other: Any = None
     within: dict[str, Any] = field(default_factory=dict)
 
     def check(self, method: str, name: str, value: Any) -> None:
-        """Raise unless the value is a number within the bounds."""
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and value == value
-        bound = "a number"
-        if self.low is not None:
-            ok, bound = ok and value >= self.low, f"a number of at least {self.low:g}"
-        if self.above is not None:
-            ok, bound = ok and value > self.above, f"a number above {self.above:g}"
+        """Raise unless the value is one of the choices, or a number within the bounds."""
+        if self.choices is not None:
+            if not any(value is c or (type(value) is type(c) and value == c) for c in self.choices):
+                listing = ", ".join(repr(c) for c in self.choices)
+                raise MethodError(f"{method}: {name} must be one of {listing}, not {value!r}")
+            return
+        kinds = int if self.whole else int | float
+        bounds = [
+            f"of at least {self.low:g}" if self.low is not None else "",
+            f"above {self.above:g}" if self.above is not None else "",
+            f"of at most {self.high:g}" if self.high is not None else "",
+        ]
+        ok = (
+            isinstance(value, kinds)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+        )
         if not ok:
-            raise MethodError(f"{method}: {name} must be {bound}, not {value!r}")
+            wanted = " ".join(["a whole number" if self.whole else "a number", *filter(None, bounds)])
+            raise MethodError(f"{method}: {name} must be {wanted}, not {value!r}")
 
 
 def hyper(default: Any, help: str, **known: Any) -> Any:

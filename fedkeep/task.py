@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from fedkeep import losses
 from fedkeep.errors import ModelError
+from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
 
 
@@ -41,6 +42,8 @@ class Task:
         public: Public | None = None,
         criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
         *,
+        optimizer: Optimizer | None = None,
+        lr: Callable[[int], float] = lambda round: 0.01,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
@@ -48,6 +51,7 @@ class Task:
         check_model(model)
         self.n_classes, self.n_clients, self.public = n_classes, n_clients, public
         self.criterion = criterion
+        self.optimizer, self.lr = optimizer or SGD(), lr  # the clients', and their learning rate in a round
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
         self._train = copy.deepcopy(self._eval).train()
@@ -109,7 +113,8 @@ def check_model(model: nn.Module) -> None:
             raise ModelError(
                 f"{name or 'the model'} is {type(module).__name__}: its statistics mix the examples of a batch, "
                 "padding included, and its running averages differ between clients without being weights, so that "
-                "averaging clients gives a model nobody trained; use nn.GroupNorm in its place"
+                "averaging clients gives a model nobody trained; use nn.GroupNorm in its place: "
+                "fedkeep.models.to_group_norm(model) returns a copy of the model with every BatchNorm replaced"
             )
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):

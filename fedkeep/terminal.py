@@ -78,9 +78,9 @@ def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
 
 
 def comparison(title: str, runs: dict[str, list[History]]) -> Table:
-    """Make the table of methods: accuracies, forgetting, cost."""
+    """Make the table of methods: accuracies, forgetting, cost; mean±standard deviation where there are several runs."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("method", style="bold", no_wrap=True)
+    table.add_column("method", style="bold", overflow="fold")
     for head in ("final %", "best %", "smoothed %", "forgetting", "per round", "MB", "s"):
         table.add_column(head, justify="right", no_wrap=True)
     summaries = {name: [h.summary() for h in histories] for name, histories in runs.items()}
@@ -96,7 +96,7 @@ def comparison(title: str, runs: dict[str, list[History]]) -> Table:
             *(column(key, 2) for key in ("forgetting", "round_forgetting")),
             f"{np.mean([row['bytes'] for row in rows]) / 1e6:.1f}",
             f"{np.mean([row['seconds'] for row in rows]):.1f}",
-            style="green" if name == least else "",
+            style="green" if name == least and len(runs) > 1 else "",
         )
     table.caption = (
         "forgetting: best earlier minus final accuracy, mean over classes; per round: mean loss from one round to "

@@ -164,16 +164,20 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
     return tree
 
 
+def plain(tree: Tree) -> dict[str, Tensor]:
+    """Flatten into tensors of their own on the CPU, fit to be written: contiguous, sharing no memory."""
+    return {path: leaf.detach().cpu().contiguous().clone() for path, leaf in flatten(tree).items()}
+
+
 def to_bytes(tree: Tree) -> bytes:
     """Serialise to the safetensors format: no pickle, safe to read from anyone."""
     import safetensors.torch
 
-    flat = {path: leaf.detach().cpu().contiguous().clone() for path, leaf in flatten(tree).items()}
-    return bytes(safetensors.torch.save(flat))
+    return bytes(safetensors.torch.save(plain(tree)))
 
 
 def from_bytes(data: bytes) -> Tree:
-    """Undo `to_bytes`."""
+    """Undo `to_bytes`. The leaves are copies in torch's own, aligned memory: elsewhere sums may round otherwise."""
     import safetensors.torch
 
-    return unflatten(safetensors.torch.load(data))
+    return unflatten({path: leaf.clone() for path, leaf in safetensors.torch.load(data).items()})

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import fedkeep as fk
 
@@ -34,3 +38,24 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shell blocks as commands, TOML as the file it names, Python in one namespace, all in one empty folder."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    names: dict = {}
+    blocks = re.findall(r"```(sh|toml|python)\n(.*?)```", text, flags=re.DOTALL)
+    assert [kind for kind, _ in blocks].count("sh") >= 4
+    for kind, block in blocks:
+        if kind == "toml":
+            (tmp_path / "first.toml").write_text(block)
+        elif kind == "python":
+            exec(block, names)
+        else:
+            for line in block.strip().splitlines():
+                command = [sys.executable, "-m", *line.split()]
+                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+                assert done.returncode == 0, f"{line}\n{done.stderr}"
+    assert (tmp_path / "split.svg").exists()
+    assert {"first", "mine", "own-model"} <= {p.name for p in (tmp_path / "runs").iterdir()}

@@ -28,6 +28,7 @@ class Dataset:
     std: Tensor | None = None
     public: Public | None = None
     name: str = "arrays"
+    ids: np.ndarray | None = None  # [n] whose each training example is: a writer, a hospital
 
     @property
     def image(self) -> tuple[int, int] | None:
@@ -68,6 +69,7 @@ class Dataset:
             self,
             x_train=tree.take(x, torch.from_numpy(kept)),
             y_train=labels[kept],
+            ids=None if self.ids is None else self.ids[kept],
             public=Public(
                 tree.take(x, torch.from_numpy(train)),
                 labels[train],
@@ -86,11 +88,13 @@ def from_arrays(
     n_classes: int | None = None,
     mean: Any = None,
     std: Any = None,
+    ids: Any = None,
     name: str = "arrays",
 ) -> Dataset:
     """Make a data set of numpy arrays or tensors, checked: lengths, labels, finite numbers.
 
     `x` is one array, or a dict of arrays for models that take one. Images are [n, channels, height, width].
+    `ids` says whose each training example is, for `partition.by_id`.
     """
     xs = {"train": _inputs(x_train, "x_train"), "test": _inputs(x_test, "x_test")}
     ys = {"train": _labels(y_train, "y_train"), "test": _labels(y_test, "y_test")}
@@ -119,7 +123,10 @@ def from_arrays(
     mean, std = (_channel(value, what, xs["train"]) for value, what in ((mean, "mean"), (std, "std")))
     if std is not None and not bool((std > 0).all()):
         raise DataError(f"std must be above 0, not {std.flatten().tolist()}")
-    return Dataset(xs["train"], ys["train"], xs["test"], ys["test"], int(n_classes), mean, std, name=name)
+    owners = None if ids is None else np.asarray(ids).reshape(-1)
+    if owners is not None and len(owners) != len(ys["train"]):
+        raise DataError(f"ids has {len(owners)} entries, y_train has {len(ys['train'])}")
+    return Dataset(xs["train"], ys["train"], xs["test"], ys["test"], int(n_classes), mean, std, name=name, ids=owners)
 
 
 def _inputs(x: Any, what: str) -> Any:

@@ -22,10 +22,17 @@ from fedkeep.errors import PartitionError
 
 @dataclass(frozen=True)
 class Partition:
-    """Client k's examples are `indices[offsets[k]:offsets[k + 1]]`: two arrays, however many clients."""
+    """Client k's examples are `indices[offsets[k]:offsets[k + 1]]`: two arrays, however many clients.
+
+    Indices are kept in 32 bits where they fit: with a million clients that is most of what a partition weighs.
+    """
 
     indices: np.ndarray
     offsets: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.indices.dtype == np.int64 and len(self.indices) < 2**31 and self.indices.max(initial=0) < 2**31:
+            object.__setattr__(self, "indices", self.indices.astype(np.int32))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -33,7 +40,7 @@ class Partition:
     def __getitem__(self, k: int) -> np.ndarray:
         if not 0 <= k < len(self):
             raise IndexError(f"client {k} of {len(self)}")
-        return self.indices[self.offsets[k] : self.offsets[k + 1]]
+        return self.indices[self.offsets[k] : self.offsets[k + 1]].astype(np.int64)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[k] for k in range(len(self)))

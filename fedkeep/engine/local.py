@@ -21,7 +21,6 @@ from fedkeep.data.augment import Inputs
 from fedkeep.data.plan import Plan
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
-from fedkeep.optim import Optimizer
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -62,7 +61,6 @@ class Local:
 
     method: FedAvg
     task: Task
-    optimizer: Optimizer
     inputs: Inputs
     clip_norm: float | None = None
 
@@ -90,7 +88,7 @@ class Local:
         if self.clip_norm is not None:
             norm = tree.dot(grads, grads).sqrt()
             grads = tree.scale(grads, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        return self.optimizer.update(grads, state, params, lr)
+        return self.task.optimizer.update(grads, state, params, lr)
 
     def step(
         self, params: Tree, state: Tree, batch: Tree, shared: Tree, local: Tree, lr: float, each: Each = once
@@ -121,7 +119,7 @@ class Local:
         return {
             "n": number(float(counts.sum())),
             "steps": number(float(plan.steps)),
-            "effective_steps": number(self.optimizer.effective_steps(plan.steps)),
+            "effective_steps": number(self.task.optimizer.effective_steps(plan.steps)),
             "label_counts": number(counts),
             "lr": number(lr),
         }
@@ -145,7 +143,7 @@ class Local:
                 params = method.start(shared, client)
                 notes = self.notes_of(shared, local, x, y, torch.arange(len(y), device=y.device))
                 constant = self.drawn(shared, local, facts, x, y, plan.noise, notes)
-            state, losses = self.optimizer.init(params), []
+            state, losses = self.task.optimizer.init(params), []
             with at_stage(method, "local training"):
                 for s, size in enumerate(plan.size):
                     at = index[s, :size]
@@ -158,7 +156,9 @@ class Local:
             if method.uses("measure"):
                 with at_stage(method, "measure"):
                     for s in range(plan.per_epoch):
-                        sums = self.measure(params, take(index[s, : plan.size[s]]), shared, local)
+                        place = torch.arange(plan.size[s], device=y.device) + s * index.shape[1]
+                        batch = {**take(index[s, : plan.size[s]]), "place": place}
+                        sums = self.measure(params, batch, shared, local)
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):
                 upload, client = method.finish(shared, params, local, client, facts, measured)

@@ -53,7 +53,7 @@ class Stacked:
             ]
             constant = self._drawn(shared, mine, facts, cohort, notes)
             flat_notes = tree.cat(notes)
-        state = stacked(local.optimizer.init, params)
+        state = stacked(task.optimizer.init, params)
         active, tails, losses = len(jobs), [], []
         with at_stage(method, "local training"):
             running = {"params": params, "state": state, "mine": mine, "constant": constant}
@@ -115,6 +115,8 @@ class Stacked:
         for s in range(cohort.per_epoch[0]):
             active = int(np.searchsorted(-cohort.per_epoch, -s, side="left"))
             batch = cohort.batch(s, active, augment=False)
+            width = batch["mask"].shape[1]
+            batch["place"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
             with at_stage(local.method, "measure"):
                 sums = stacked(
                     lambda w, b, loc: local.measure(w, b, shared, loc),

@@ -2,31 +2,78 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from fedkeep.errors import ModelError, nearest
 from fedkeep.models.networks import Network, cnn_fedka, cnn_fedntd, cnn_fedssd, mlp
+from fedkeep.models.norm import to_group_norm
+from fedkeep.models.resnet import resnet8, resnet10, resnet18, resnet50
 
-__all__ = ["REGISTRY", "Network", "build", "cnn_fedka", "cnn_fedntd", "cnn_fedssd", "mlp"]
+__all__ = [
+    "REGISTRY",
+    "Network",
+    "build",
+    "cnn_fedka",
+    "cnn_fedntd",
+    "cnn_fedssd",
+    "mlp",
+    "options",
+    "resnet8",
+    "resnet10",
+    "resnet18",
+    "resnet50",
+    "to_group_norm",
+]
 
 REGISTRY: dict[str, Callable[..., Network]] = {
     "mlp": mlp,
     "cnn_fedntd": cnn_fedntd,
     "cnn_fedssd": cnn_fedssd,
     "cnn_fedka": cnn_fedka,
+    "resnet8": resnet8,
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
 }
 
 
-def build(name: str, input_shape: Sequence[int], n_classes: int, seed: int = 0) -> Network:
+def build(
+    name: str,
+    input_shape: Sequence[int],
+    n_classes: int,
+    seed: int = 0,
+    projection: int | None = None,
+    **others: Any,
+) -> Network:
     """Build a model by name, with weights that depend on the seed alone; torch's random state is left as it was.
+
+    `projection` (256 in MOON and FedGKD+) puts a projection head below the classifier; `options(name)` lists what else
+    a model can be given.
 
     >>> sum(p.numel() for p in build("mlp", (1, 8, 8), 10).parameters())
     4810
+    >>> build("resnet8", (3, 32, 32), 10, projection=256).features(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 256])
+    """
+    valid = options(name)
+    for option in others:
+        if option not in valid:
+            raise ModelError(f"unknown option {option!r} of {name}: {nearest(option, valid)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return REGISTRY[name](input_shape, n_classes, projection=projection, **others)
+
+
+def options(name: str) -> dict[str, Any]:
+    """Return a model's options with their defaults.
+
+    >>> options("resnet8")
+    {'width': 16, 'channels_per_group': 16, 'projection': None}
     """
     if name not in REGISTRY:
         raise ModelError(f"unknown model {name!r}: {nearest(name, REGISTRY)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return REGISTRY[name](input_shape, n_classes)
+    return {key: p.default for key, p in list(inspect.signature(REGISTRY[name]).parameters.items())[2:]}

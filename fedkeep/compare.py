@@ -1,0 +1,104 @@
+"""Runs side by side: grouped by setting, with mean and spread over seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.errors import RunError
+from fedkeep.history import History
+from fedkeep.runs import EXPERIMENT, load_run
+
+_NOT_THE_SETTING = ("format", "seed", "made_by", "checkpoint_every")
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seeds alone."""
+
+    label: str
+    setting: dict[str, Any]
+    histories: list[History] = field(default_factory=list)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of its runs."""
+        return [h.about["seed"] for h in self.histories]
+
+    def mean(self) -> dict[str, float]:
+        """The mean of every summary over the runs."""
+        rows = [h.summary() for h in self.histories]
+        return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+
+    def spread(self) -> dict[str, float]:
+        """The standard deviation of every summary over the runs; NaN for a single one."""
+        rows = [h.summary() for h in self.histories]
+        if len(rows) < 2:
+            return {key: float("nan") for key in rows[0]}
+        return {key: float(np.std([row[key] for row in rows], ddof=1)) for key in rows[0]}
+
+
+def find(paths: Iterable[str | Path]) -> list[Path]:
+    """Turn paths into run folders: each one itself, or those directly below it."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if (path / EXPERIMENT).exists():
+            found.append(path)
+        elif path.is_dir() and (below := sorted(p.parent for p in path.glob(f"*/{EXPERIMENT}"))):
+            found += below
+        else:
+            raise RunError(f"{path} is not a run folder and holds none")
+    return list(dict.fromkeys(found))
+
+
+def group(paths: Iterable[str | Path]) -> list[Group]:
+    """Read runs and group them by setting; a label names what differs between the groups."""
+    groups: dict[str, Group] = {}
+    for path in find(paths):
+        history = load_run(path)
+        if not any("confusion" in r for r in history.records[1:]):
+            raise RunError(f"{path} has no evaluated round yet")
+        setting = _setting(history.about)
+        key = json.dumps(setting, sort_keys=True)
+        groups.setdefault(key, Group("", setting)).histories.append(history)
+    found = list(groups.values())
+    flat = [_flat(g.setting) for g in found]
+    differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({repr(f.get(k)) for f in flat}) > 1]
+    for g, f in zip(found, flat, strict=True):
+        name = g.setting["method"]["name"]
+        rest = [f"{k.rpartition('.')[2]} {_short(f[k])}" for k in differing if k in f and k != "method.name"]
+        others = [k for k in rest if not (k.partition(" ")[0] in g.setting["method"] and _is_default(g, k))]
+        g.label = ", ".join([name, *others])
+    return found
+
+
+def _is_default(g: Group, text: str) -> bool:
+    """Whether a hyperparameter is only there because other methods lack it, and stands at its default."""
+    from fedkeep import methods
+
+    key = text.partition(" ")[0]
+    defaults = methods.discover().get(g.setting["method"]["name"])
+    return defaults is not None and defaults.defaults().get(key) == g.setting["method"].get(key)
+
+
+def _setting(about: dict[str, Any]) -> dict[str, Any]:
+    setting = {key: value for key, value in about.items() if key not in _NOT_THE_SETTING}
+    for key in ("data", "split"):
+        setting[key] = {k: v for k, v in setting[key].items() if k != "seed"}
+    return setting
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return out
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

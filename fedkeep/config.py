@@ -1,0 +1,306 @@
+"""Experiments: everything that says what a run is, validated, from a TOML file and `key=value` overrides.
+
+seed = 0
+method = "fedntd"                     # or a table: [method] name = "fedntd", beta = 0.5
+model = "mlp"
+
+[data]
+source = "digits"
+
+[split]
+kind = "shards"
+n_clients = 20
+s = 2
+
+[train]
+rounds = 60
+participation = 4
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from torch import nn
+
+from fedkeep import methods, models
+from fedkeep.data import Dataset, Partition, load, partition
+from fedkeep.engine.rounds import Callback, Simulation
+from fedkeep.engine.settings import Settings
+from fedkeep.engine.simulate import go_on, start
+from fedkeep.errors import ConfigError, FedkeepError, nearest
+from fedkeep.history import History
+from fedkeep.method import FedAvg
+from fedkeep.runs import FORMAT, load_run, read_experiment
+
+SPLITS: dict[str, Callable[..., Partition]] = {
+    "iid": partition.iid,
+    "shards": partition.shards,
+    "dirichlet": partition.dirichlet,
+    "label_quantity": partition.label_quantity,
+    "by_id": partition.by_id,
+}
+
+
+class Experiment(BaseModel):
+    """One run, said in full. `from_dict` and `load` make one; `run` runs it into a folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: dict[str, Any]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    split: dict[str, Any]
+    train: Settings = Field(default_factory=Settings)
+    seed: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=10, ge=1)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Experiment:
+        """Check everything that can be checked without loading the data; the error names key, value and remedy."""
+        given = {key: value for key, value in given.items() if key not in ("format", "made_by", "name")}
+        for key in ("method", "model", "data", "split"):
+            if isinstance(given.get(key), str):
+                given[key] = {_SUBJECT[key]: given[key]}
+        _known("", given, cls.model_fields)
+        if isinstance(given.get("train"), dict):
+            given["train"] = _settings({**given["train"], "seed": given.get("seed", 0)})
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise _told("", error) from None
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+        """Read an experiment file and apply `key=value` overrides."""
+        return cls.from_dict(override(read(Path(path)), overrides))
+
+    @field_validator("method")
+    @classmethod
+    def _method(cls, given: dict[str, Any]) -> dict[str, Any]:
+        kind = methods.get(_subject("method", given))
+        hypers = {key: value for key, value in given.items() if key != "name"}
+        _known("method", hypers, kind.hyperparameters())
+        kind(**hypers)
+        return {"name": given["name"], **kind.defaults(), **hypers}
+
+    @field_validator("model")
+    @classmethod
+    def _model(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if "class" in given and "name" not in given:
+            raise ConfigError(f"the model was a {given['class']} of the user's own, which a file cannot hold")
+        _known("model", given, ["name", *models.options(_subject("model", given))])
+        return given
+
+    @field_validator("data")
+    @classmethod
+    def _data(cls, given: dict[str, Any]) -> dict[str, Any]:
+        _subject("data", given)
+        _known("data", given, inspect.signature(load).parameters)
+        return given
+
+    @field_validator("split")
+    @classmethod
+    def _split(cls, given: dict[str, Any]) -> dict[str, Any]:
+        kind = _subject("split", given)
+        if kind not in SPLITS:
+            raise ConfigError(f"unknown split {kind!r}: {nearest(kind, SPLITS)}")
+        _known("split", given, ["kind", *(set(inspect.signature(SPLITS[kind]).parameters) - {"y", "ids"})])
+        return given
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the complete experiment, every default written out, as plain values."""
+        train = asdict(self.train)
+        train.pop("seed")
+        data = {"seed": self.seed, **self.data} if self.data.get("public") is not None else self.data
+        split = self.split if self.split["kind"] == "by_id" else {"seed": self.seed, **self.split}
+        return {
+            "seed": self.seed,
+            "checkpoint_every": self.checkpoint_every,
+            "method": self.method,
+            "model": self.model,
+            "data": dict(data),
+            "split": dict(split),
+            "train": train,
+        }
+
+    def data_and_clients(self) -> tuple[Dataset, Partition]:
+        """Load the data and divide it."""
+        plain = self.to_dict()
+        data = load(**plain["data"])
+        kind = plain["split"].pop("kind")
+        if kind != "by_id":
+            return data, SPLITS[kind](data.y_train, **plain["split"])
+        if data.ids is None:
+            raise ConfigError(f"split.kind = 'by_id': the data set {data.name} does not say whose its examples are")
+        return data, partition.by_id(data.ids)
+
+    def parts(self) -> tuple[FedAvg, nn.Module, Dataset, Partition, Settings]:
+        """Make the method, the model, the data, the split and the settings."""
+        data, clients = self.data_and_clients()
+        hypers, options = dict(self.method), dict(self.model)
+        method = methods.get(hypers.pop("name"))(**hypers)
+        model = models.build(options.pop("name"), data.input_shape, data.n_classes, self.seed, **options)
+        return method, model, data, clients, self.train
+
+    def run(self, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
+        """Run into a folder; a run of the same experiment that is there already is gone on with, or just read."""
+        path = Path(path)
+        if not (path / "experiment.toml").exists():
+            return start(Simulation(*self.parts(), callbacks), path, self.to_dict())
+        theirs = Experiment.from_dict(read_experiment(path)).to_dict()
+        if theirs != self.to_dict():
+            key = next(k for k in _differences(theirs, self.to_dict()))
+            raise ConfigError(f"{path} holds another experiment, which differs in {key}; choose another --name")
+        return self.resume(path, callbacks)
+
+    def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
+        """Go on with this experiment's run in a folder."""
+        found = load_run(path)
+        if found.saved is not None and found.saved >= self.train.rounds:
+            return found
+        return go_on(path, *self.parts(), callbacks)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read an experiment file as a dict."""
+    try:
+        given = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if given.get("format", FORMAT) != FORMAT:
+        raise ConfigError(f"{path} has format {given['format']!r}; this fedkeep reads format {FORMAT}: update it")
+    return given
+
+
+def override(given: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Apply `key=value` overrides; a key of [train] may stand alone, and a new method drops the old one's settings.
+
+    >>> override({"method": {"name": "fedntd", "beta": 0.5}}, ["method=fedprox", "lr=0.1", "split.kind=iid"])
+    {'method': {'name': 'fedprox'}, 'train': {'lr': 0.1}, 'split': {'kind': 'iid'}}
+    """
+    given = {key: dict(value) if isinstance(value, dict) else value for key, value in given.items()}
+    for text in overrides:
+        key, equals, written = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{text!r} is not an override: write key=value, such as train.lr=0.1")
+        section, _, name = _place(key.strip()).partition(".")
+        value = _value(written)
+        if section in _SUBJECT and name in ("", _SUBJECT[section]):
+            same = isinstance(given.get(section), dict) and given[section].get(_SUBJECT[section]) == value
+            given[section] = given[section] if same else {_SUBJECT[section]: value}
+        elif name:
+            table = given.get(section, {})
+            table = {_SUBJECT[section]: table} if isinstance(table, str) else table
+            inner = table
+            *parents, last = name.split(".")
+            for parent in parents:
+                inner = inner.setdefault(parent, {})
+            inner[last] = value
+            given[section] = table
+        else:
+            given[section] = value
+    return given
+
+
+def sweep(swept: Sequence[str]) -> list[list[str]]:
+    """Turn `key=a,b,c` sweeps into lists of overrides, one per combination.
+
+    >>> sweep(["seed=0,1", "method=fedavg,fedntd"])[1:3]
+    [['seed=0', 'method=fedntd'], ['seed=1', 'method=fedavg']]
+    """
+    axes = []
+    for text in swept:
+        key, equals, written = text.partition("=")
+        if not equals or not written:
+            raise ConfigError(f"{text!r} is not a sweep: write key=a,b,c, such as seed=0,1,2")
+        axes.append([f"{key}={value.strip()}" for value in written.split(",")])
+    return [list(combination) for combination in itertools.product(*axes)]
+
+
+_SUBJECT = {"method": "name", "model": "name", "data": "source", "split": "kind"}
+_TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    _known("train", {k: v for k, v in given.items() if k != "seed"}, _TRAIN)
+    if isinstance(given.get("augment"), dict):
+        _known("train.augment", given["augment"], ["crop", "flip", "cutout"])
+    try:
+        return TypeAdapter(Settings).validate_python(given)
+    except ValidationError as error:
+        raise _told("train.", error) from None
+
+
+def _told(section: str, error: ValidationError) -> ConfigError:
+    """Say the first thing that is wrong in one line; where the reason is ours already, in our words."""
+    first = error.errors()[0]
+    reason = first.get("ctx", {}).get("error")
+    if isinstance(reason, FedkeepError):
+        return ConfigError(str(reason))
+    where = section + ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return ConfigError(f"{where} is missing")
+    return ConfigError(f"{where} = {first['input']!r}: {first['msg']}")
+
+
+def _place(key: str) -> str:
+    top = list(Experiment.model_fields)
+    if key.partition(".")[0] in top:
+        return key
+    if key in _TRAIN:
+        return f"train.{key}"
+    valid = [*top, *(f"train.{name}" for name in _TRAIN)]
+    raise ConfigError(f"unknown key {key!r}: {nearest(key, [*valid, *_TRAIN])}")
+
+
+def _value(written: str) -> Any:
+    """Read a value as TOML, or else as the text it is."""
+    try:
+        return tomllib.loads(f"v = {written}")["v"]
+    except tomllib.TOMLDecodeError:
+        return written
+
+
+def _subject(section: str, given: dict[str, Any]) -> str:
+    name = given.get(_SUBJECT[section])
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.{_SUBJECT[section]} is missing or not a name")
+    return name
+
+
+def _known(section: str, given: dict[str, Any], valid: Iterable[str]) -> None:
+    for key in given:
+        if key not in (names := sorted(valid)):
+            where = f"{section}.{key}" if section else key
+            raise ConfigError(f"unknown key {where!r}: {nearest(key, names)}")
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterable[str]:
+    for key in dict.fromkeys([*a, *b]):
+        if isinstance(a.get(key), dict) and isinstance(b.get(key), dict):
+            yield from _differences(a[key], b[key], f"{prefix}{key}.")
+        elif a.get(key) != b.get(key):
+            yield f"{prefix}{key}"
+
+
+def resume(path: Path, callbacks: Iterable[Callback] = ()) -> History:
+    """Go on with the run in a folder, from its own experiment file."""
+    about = read_experiment(path)
+    try:
+        experiment = Experiment.from_dict(about)
+    except FedkeepError as error:
+        raise ConfigError(
+            f"{path} cannot be gone on with from its file alone ({error}); from Python: fedkeep.resume(run_dir, "
+            "method=..., model=..., data=..., clients=...)"
+        ) from error
+    return experiment.resume(path, callbacks)

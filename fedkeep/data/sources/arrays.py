@@ -1,0 +1,45 @@
+"""Data that is arrays already: scikit-learn's digits (embedded) and `.npz` files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.data.sources.base import Missing, Options, Part, Raw, hold_out, one_line
+from fedkeep.errors import DataError
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def digits(options: Options) -> Raw:
+    """Scikit-learn's 1,797 handwritten digits, 8x8 grey images in [0, 1]; a fixed fifth of each class is the test."""
+    from sklearn.datasets import load_digits
+
+    options.only("digits")
+    raw = load_digits()
+    x = raw.images.astype(np.float32)[:, None] / 16
+    return hold_out(Raw(Part(x, raw.target), None, "digits", 10), 0.2)
+
+
+def npz(path: Path, options: Options) -> Raw:
+    """Read x_train, y_train, x_test, y_test (and, optionally, mean, std, n_classes, ids) from a file."""
+    options.only("an .npz file", "first_label")
+    if not path.is_file():
+        raise Missing(f"there is no file {path}")
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # a damaged file fails in zlib, struct, zipfile or numpy, each in its own way
+        raise DataError(f"{path} cannot be read as plain arrays: {one_line(error)}") from error
+    missing = [name for name in _ARRAYS if name not in arrays]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'})")
+    return Raw(
+        Part(arrays["x_train"], arrays["y_train"], arrays.get("ids")),
+        Part(arrays["x_test"], arrays["y_test"]),
+        path.stem,
+        arrays["n_classes"].squeeze().tolist() if "n_classes" in arrays else None,
+        arrays.get("mean"),
+        arrays.get("std"),
+    )

@@ -1,0 +1,232 @@
+"""The columns of a table: which are meant, and how images, texts, lists and numbers become arrays."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from fedkeep.data.sources.base import Options, listed, need
+from fedkeep.data.sources.images import decode
+from fedkeep.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    from fedkeep.data.sources.tables import Table
+
+_Y = ("label", "labels", "fine_label", "target", "class", "character", "y")
+_X = ("image", "img", "images", "pixels", "pixel_values", "features", "input_ids", "text", "sentence", "content", "x")
+_ROW_NUMBERS = ("", "id", "index", "Unnamed: 0", "__index_level_0__")  # what programs add when they write a table
+_PIXEL = re.compile(r"(pixel|px)[_ ]?\d+|\d+x\d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The columns that are used."""
+
+    x: tuple[str, ...]
+    y: str
+    ids: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*self.x, self.y, *([] if self.ids is None else [self.ids])]
+
+
+def choose(schema: Any, options: Options, where: str) -> Chosen:
+    """Take the columns that are named, and guess the others by their usual names."""
+    names = list(schema.names)
+    y = options.y or next((name for guess in _Y for name in names if name.lower() == guess), None)
+    if y is None:
+        raise DataError(f"{where}: which column holds the classes? give y= (columns: {listed(names)})")
+    if options.x is not None:
+        x = (options.x,) if isinstance(options.x, str) else tuple(options.x)
+    else:
+        x = _guess(schema, {y, options.ids}, where)
+    chosen = Chosen(x, y, options.ids)
+    check(schema, chosen, where)
+    return chosen
+
+
+def check(schema: Any, chosen: Chosen, where: str) -> None:
+    """See that the columns are there, each once."""
+    names = list(schema.names)
+    for name in chosen.names:
+        if names.count(name) > 1:
+            raise DataError(f"{where} has {names.count(name)} columns {name!r}")
+        if name not in names:
+            raise DataError(f"{where} has no column {name!r}: {nearest(name, names[:30])}")
+
+
+def _guess(schema: Any, used: set[str | None], where: str) -> tuple[str, ...]:
+    names = [name for name in schema.names if name not in used and name not in _ROW_NUMBERS]
+    known = next((name for guess in _X for name in names if name.lower() == guess), None)
+    if known is not None:
+        return (known,)
+    if pixels := [name for name in names if _PIXEL.fullmatch(name)]:
+        return tuple(pixels)
+    other = [name for name in names if not _is_number(schema.field(schema.names.index(name)).type)]
+    if len(names) == 1 or (names and not other):
+        return tuple(names)
+    raise DataError(f"{where}: which columns hold the examples? give x= (columns: {listed(list(schema.names))})")
+
+
+def labels(table: Table, name: str) -> np.ndarray:
+    """Read the classes: whole numbers, or words."""
+    column, pa = _column(table, name), need("pyarrow", "reading tables")
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int64())
+    if not (_is_text(column.type) or _is_number(column.type)):
+        raise DataError(f"{table.name}: the column {name!r} holds {column.type}, not classes (numbers or words)")
+    values: np.ndarray = column.to_numpy()
+    return values
+
+
+def plain(table: Table, name: str) -> np.ndarray:
+    """Read a column of ids as it is; words become an array of strings."""
+    values: np.ndarray = _column(table, name).to_numpy()
+    return values.astype(str) if values.dtype.kind == "O" else values
+
+
+def inputs(table: Table, chosen: Chosen, options: Options, like: Any = None) -> Any:
+    """Read the examples: decoded images, tokenised texts, lists of numbers, or columns of numbers side by side."""
+    read = {name: _column(table, name) for name in chosen.x}
+    if all(_is_number(column.type) for column in read.values()):
+        return _side_by_side(read, options.size, table.name)
+    if len(read) > 1:
+        return {name: _single(table, name, column, options, None) for name, column in read.items()}
+    [(name, column)] = read.items()
+    return _single(table, name, column, options, like)
+
+
+def _single(table: Table, name: str, column: Any, options: Options, like: Any) -> Any:
+    types = need("pyarrow", "reading tables").types
+    kind = column.type
+    if types.is_struct(kind) and "bytes" in {kind.field(i).name for i in range(kind.num_fields)}:
+        shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
+        return decode(_structs(table, name, column), len(column), options.size, shape)
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        rows = ((f"{table.name}, row {i}", io.BytesIO(value.as_py())) for i, value in enumerate(column))
+        shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
+        return decode(rows, len(column), options.size, shape)
+    if _is_text(kind):
+        return _tokenised(table, name, column, options)
+    if _is_number(kind):
+        return column.to_numpy()
+    return _lists(table, name, column, options.size)
+
+
+def _structs(table: Table, name: str, column: Any) -> Iterator[tuple[str, Any]]:
+    """Give the images of a Hugging Face column: their bytes, or the path to a file."""
+    for row, value in enumerate(column):
+        image = value.as_py()
+        if image["bytes"] is not None:
+            yield f"{table.name}, row {row}", io.BytesIO(image["bytes"])
+        elif image.get("path"):
+            yield str(table.folder / image["path"]), table.folder / image["path"]
+        else:
+            raise DataError(f"{table.name}, row {row}: the column {name!r} holds neither bytes nor a path")
+
+
+def _tokenised(table: Table, name: str, column: Any, options: Options) -> Any:
+    if options.tokenizer is None:
+        raise DataError(
+            f"{table.name}: the column {name!r} holds text, which models cannot take: give tokenizer=, a function "
+            "from a list of str to a tensor or a dict of tensors"
+        )
+    made = options.tokenizer(column.to_pylist())
+    if isinstance(made, Mapping):
+        return {str(key): value if isinstance(value, Tensor) else np.asarray(value) for key, value in made.items()}
+    if not isinstance(made, Tensor | np.ndarray):
+        raise DataError(f"the tokenizer must return a tensor or a dict of tensors, not {type(made).__name__}")
+    return made
+
+
+def _side_by_side(read: Mapping[str, Any], size: tuple[int, int] | None, where: str) -> np.ndarray:
+    """Put columns of numbers beside each other; pixels become bytes and get the shape of images."""
+    first, n = next(iter(read.values())), len(read)
+    pixels = size is not None or all(_PIXEL.fullmatch(name) for name in read)
+    as_bytes = pixels and all(_fits_bytes(column.to_numpy()) for column in read.values())
+    out = np.empty((len(first), n), np.uint8 if as_bytes else np.float32)
+    for i, column in enumerate(read.values()):
+        out[:, i] = column.to_numpy()
+    return _as_image(out, size, where) if pixels else out
+
+
+def _lists(table: Table, name: str, column: Any, size: tuple[int, int] | None) -> np.ndarray:
+    """Turn (nested) lists of numbers, all of one length, into an array; two and three axes are images."""
+    pa, compute = need("pyarrow", "reading tables"), need("pyarrow.compute", "reading tables")
+    array = column.combine_chunks()
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    shape = [len(array)]
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        lengths = compute.unique(compute.list_value_length(array)).to_pylist()
+        if len(lengths) != 1 or array.null_count:
+            raise DataError(
+                f"{table.name}: the lists of the column {name!r} differ in length: {listed(_sorted(lengths))}"
+            )
+        shape.append(lengths[0])
+        array = array.flatten()
+    if not _is_number(array.type) or len(shape) == 1 or array.null_count:
+        raise DataError(f"{table.name}: the column {name!r} holds {column.type}: not images, numbers or text")
+    x = array.to_numpy(zero_copy_only=False).reshape(shape)
+    x = x.astype(np.float32) if x.dtype.kind == "f" else x
+    if x.ndim == 2:
+        return x if size is None else _as_image(x, size, table.name)
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    return _as_bytes(x[:, None] if x.ndim == 3 else x)
+
+
+def _as_image(x: np.ndarray, size: tuple[int, int] | None, where: str) -> np.ndarray:
+    """Give flat pixels [n, k] the shape of images: `size`, or a square in grey or three colours."""
+    k = x.shape[1]
+    if size is None:
+        side = next((math.isqrt(k // c) for c in (1, 3) if k % c == 0 and math.isqrt(k // c) ** 2 * c == k), 0)
+        size = (side, side)
+    if not all(size) or k % (size[0] * size[1]):
+        shown = f"size = {size} does not divide them" if all(size) else "give size=(height, width)"
+        raise DataError(f"{where}: {k} pixels an example are not a square image: {shown}")
+    return _as_bytes(x.reshape(len(x), -1, *size))
+
+
+def _as_bytes(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.uint8) if _fits_bytes(x) else x
+
+
+def _fits_bytes(x: np.ndarray) -> bool:
+    return bool(x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255)
+
+
+def _column(table: Table, name: str) -> Any:
+    column = table.arrow.column(name)
+    if column.null_count:
+        compute = need("pyarrow.compute", "reading tables")
+        row = compute.index(compute.is_null(column), True).as_py()
+        raise DataError(
+            f"{table.name}: the column {name!r} has {column.null_count} empty cells, the first in row {row}"
+        )
+    if need("pyarrow", "reading tables").types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column
+
+
+def _is_number(kind: Any) -> bool:
+    types = need("pyarrow", "reading tables").types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    types = need("pyarrow", "reading tables").types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _sorted(lengths: list[int | None]) -> list[str]:
+    return [str(length) for length in sorted(lengths, key=lambda length: length or 0)]

@@ -1,0 +1,46 @@
+"""Numbers that leave the finite range end a run, and it is said where and what grew."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fedkeep import tree
+from fedkeep.engine.local import Trained
+from fedkeep.errors import Diverged
+from fedkeep.tree import Tree
+
+
+def check_finite(number: int, ids: list[int], trained: Trained, before: Tree) -> list[float]:
+    """Return every client's mean loss; raise if any client's loss, weights or upload left the finite numbers."""
+    numbers = tree.leaves({"upload": trained.upload, "params": trained.params})
+    finite = torch.stack(
+        [t.reshape(len(ids), -1).isfinite().all(1) for t in numbers]
+        + [torch.stack([losses.isfinite().all() for losses in trained.losses])]
+    ).all(0)
+    if bool(finite.all()):
+        return [float(losses.mean()) for losses in trained.losses]
+    k = int((~finite).nonzero()[0])
+    losses = trained.losses[k].tolist()
+    what = []
+    broken = next((s for s, value in enumerate(losses) if not math.isfinite(value)), None)
+    if broken is not None:
+        trail = " -> ".join(f"{losses[s]:.4g}" for s in sorted({0, max(broken - 1, 0), broken}))
+        what.append(f"the loss went {trail} at step {broken + 1} of {len(losses)}")
+    names = [path for path, t in tree.items(trained.params) if not bool(t[k].isfinite().all())]
+    if names:
+        what.append(f"not finite any more: {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}")
+    others = [path for path, t in tree.items(trained.upload) if not bool(t[k].isfinite().all())]
+    if others and not names:
+        what.append(f"not finite in the upload: {', '.join(others[:3])}")
+    path, size = max(((path, float(w.abs().max())) for path, w in tree.items(before)), key=lambda item: item[1])
+    what.append(f"the largest weight it started from was {size:.4g} ({path})")
+    raise Diverged(number, ids[k], "; ".join(what) + "; a smaller lr or a clip_norm may help")
+
+
+def check_server(number: int, server: Tree) -> None:
+    """Raise if aggregation made the server's tree leave the finite numbers."""
+    bad = [path for path, t in tree.items(server) if t.is_floating_point() and not bool(t.isfinite().all())]
+    if bad:
+        raise Diverged(number, None, f"aggregation made {', '.join(bad[:3])} leave the finite numbers")

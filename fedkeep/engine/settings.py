@@ -1,0 +1,85 @@
+"""How a run is run, whatever the method."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedkeep import optim
+from fedkeep.data.augment import Augment
+from fedkeep.errors import FedkeepError, nearest
+
+ENGINES = ("auto", "loop", "stacked")
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is run, whatever the method; the defaults are FedNTD's."""
+
+    rounds: int = 50
+    participation: float | int = 0.1
+    epochs: int = 5
+    batch_size: int = 50
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    lr_decay: float = 0.99
+    optimizer: str = "sgd"
+    clip_norm: float | None = None
+    augment: Augment | None = None
+    eval_every: int = 1
+    eval_local_every: int = 0
+    seed: int = 0
+    engine: str = "auto"
+    device: str = "auto"
+    dtype: str = "float32"  # of the weights; torch.float32 and the like will do as well
+    autocast: str | None = None  # of the computation alone
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "autocast"):
+            value = getattr(self, name)
+            value = str(value).removeprefix("torch.") if value is not None else None
+            if value not in DTYPES and not (name == "autocast" and value is None):
+                raise FedkeepError(f"unknown {name} {value!r}: {nearest(str(value), DTYPES)}")
+            object.__setattr__(self, name, value)
+        for name, low in (
+            ("rounds", 1),
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("eval_every", 1),
+            ("eval_local_every", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise FedkeepError(f"{name} must be a whole number of at least {low}, not {value!r}")
+        for name in ("lr", "lr_decay", *(["clip_norm"] if self.clip_norm is not None else [])):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not (0 < value < math.inf):
+                raise FedkeepError(f"{name} must be a number above 0, not {value!r}")
+        optim.make(self.optimizer, self.momentum, self.weight_decay)
+        if self.engine not in ENGINES:
+            raise FedkeepError(f"unknown engine {self.engine!r}: {nearest(self.engine, ENGINES)}")
+
+    def lr_in(self, round: int) -> float:
+        """Return the learning rate of a round; rounds count from 1."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+    def cohort_size(self, n_clients: int) -> int:
+        """Turn participation, a share or a number, into the size of a cohort."""
+        share = self.participation
+        if isinstance(share, bool) or not isinstance(share, int | float) or not share > 0:
+            raise FedkeepError(f"participation must be a share in (0, 1] or a number of clients, not {share!r}")
+        if isinstance(share, int):
+            if share > n_clients:
+                raise FedkeepError(f"participation = {share} clients a round, but there are {n_clients}")
+            return share
+        if share > 1:
+            raise FedkeepError(
+                f"participation = {share}: a share is at most 1.0; for {share:g} clients say {int(share)}"
+            )
+        return max(1, round(share * n_clients))

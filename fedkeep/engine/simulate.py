@@ -1,0 +1,140 @@
+"""Running a federation from Python: to its end, or on from where it was interrupted."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedkeep
+from fedkeep.data.dataset import Dataset
+from fedkeep.data.partition import Partition
+from fedkeep.engine.rounds import Callback, Simulation
+from fedkeep.engine.settings import Settings
+from fedkeep.errors import FedkeepError, RunError, nearest
+from fedkeep.history import History
+from fedkeep.method import FedAvg
+from fedkeep.runs import RunFolder, fingerprint, read_experiment
+
+
+def simulate(
+    method: FedAvg | str,
+    model: nn.Module | str,
+    data: Dataset,
+    clients: Partition | Iterable[Any],
+    *,
+    callbacks: Iterable[Callback] = (),
+    run_dir: str | Path | None = None,
+    checkpoint_every: int = 10,
+    **settings: Any,
+) -> History:
+    """Run a federation to its end and return what it leaves behind.
+
+    `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`; `clients` a partition, or any
+    iterable of index arrays. The settings are those of `Settings`. A callback is called after every round with the
+    simulation and the round's record. With `run_dir` everything is written there, and `fedkeep.resume` goes on with a
+    run that was interrupted.
+    """
+    unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
+    if unknown:
+        raise FedkeepError(f"unknown setting {unknown[0]!r}: {nearest(unknown[0], Settings.__dataclass_fields__)}")
+    simulation = Simulation(method, model, data, clients, Settings(**settings), callbacks)
+    if run_dir is None:
+        return simulation.run()
+    return start(simulation, Path(run_dir), {"checkpoint_every": checkpoint_every})
+
+
+def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
+    """Run a simulation in a new folder, whose experiment file says `about` it and all else that can be said."""
+    with RunFolder.create(path, {**_described(simulation), **about, "made_by": _made_by(simulation)}) as folder:
+        return simulation.keep_in(folder).run()
+
+
+def go_on(
+    path: Path,
+    method: FedAvg,
+    model: nn.Module | str,
+    data: Dataset,
+    clients: Partition | Iterable[Any],
+    settings: Settings,
+    callbacks: Iterable[Callback] = (),
+) -> History:
+    """Go on with the run in a folder, given the same method, model, data, clients and settings as at its start.
+
+    The engine and the number of threads are those of the start, so that the outcome is the same to the last bit.
+    """
+    about = read_experiment(path)
+    made_by = about["made_by"]
+    simulation = Simulation(method, model, data, clients, replace(settings, engine=made_by["engine"]), callbacks)
+    for what, found in _fingerprints(simulation).items():
+        if found != made_by[what]:
+            raise RunError(f"{path} was started with another {what} than the one given now: it cannot go on with it")
+    with RunFolder.open(path) as folder, _threads(made_by["threads"]):
+        return simulation.keep_in(folder).run()
+
+
+def _described(simulation: Simulation) -> dict[str, Any]:
+    train = asdict(simulation.settings)
+    method = simulation.method
+    return {
+        "seed": train.pop("seed"),
+        "method": {"name": method.name, **{name: getattr(method, name) for name in method.hyperparameters()}},
+        "model": {"class": type(simulation.task.module(simulation.task.init)).__name__},
+        "data": {"source": simulation.data.name},
+        "split": {"n_clients": len(simulation.clients)},
+        "train": train,
+    }
+
+
+def _made_by(simulation: Simulation) -> dict[str, Any]:
+    return {
+        "fedkeep": fedkeep.__version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "engine": simulation.engine.name,
+        "device": simulation.task.device.type,
+        "threads": torch.get_num_threads(),
+        **_fingerprints(simulation),
+    }
+
+
+def _fingerprints(simulation: Simulation) -> dict[str, str]:
+    data, clients = simulation.data, simulation.clients
+    return {
+        "data": fingerprint(data.x_train, data.y_train, data.x_test, data.y_test),
+        "split": fingerprint(clients.indices, clients.offsets),
+        "model": fingerprint({name: np.array(w.shape) for name, w in simulation.task.init.items()}),
+    }
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _with_settings(function: Callable[..., History]) -> inspect.Signature:
+    """Write out `**settings`, so that help() shows every one with its default."""
+    own = inspect.signature(function)
+    stated = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(Settings)
+    ]
+    return own.replace(parameters=[*stated, *added])
+
+
+simulate.__signature__ = _with_settings(simulate)  # type: ignore[attr-defined]

@@ -1,0 +1,413 @@
+"""Runs that survive: killed anywhere, on a full disk, with damaged files, with two processes at one folder."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Problem, same
+from test_contract import METHODS
+
+import fedkeep as fk
+from fedkeep import store, tree
+from fedkeep.config import Experiment
+from fedkeep.errors import RunError
+from fedkeep.runs import RunFolder, read_experiment, read_records
+
+SMALL = {
+    "model": "mlp",
+    "data": {"source": "digits", "public": 2},
+    "split": {"kind": "shards", "n_clients": 6, "s": 2},
+    "train": {"rounds": 3, "participation": 2, "epochs": 1, "batch_size": 60, "lr": 0.05},
+    "checkpoint_every": 2,
+    "seed": 1,
+}
+METHOD_NAMES = list(fk.methods.REGISTRY)
+
+
+def experiment(method: str, **train) -> Experiment:
+    return Experiment.from_dict({**SMALL, "method": method, "train": {**SMALL["train"], **train}})
+
+
+def weights(path: Path) -> tree.Tree:
+    return store.read_tree(path / "checkpoint.safetensors")[0]["server"]
+
+
+def states(path: Path) -> dict[int, tree.Tree]:
+    index = store.read_tree(path / "checkpoint.safetensors")[0]["clients"]
+    kept = store.ClientStore(path / "clients")
+    kept.restore(index)
+    return {k: kept[k] for k in kept}
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert same(weights(a), weights(b))
+    ours, theirs = states(a), states(b)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[k], theirs[k]) for k in ours)
+    lines = [[{k: v for k, v in r.items() if k != "seconds"} for r in read_records(p / "rounds.jsonl")] for p in (a, b)]
+    assert lines[0] == lines[1]
+
+
+# A process that kills itself at its n-th write to disk
+
+
+def _run_until_event(method: str, path: str, event: int) -> None:
+    """Run in a process of its own, and die without warning when the n-th sync, rename, removal or line is due."""
+    torch.set_num_threads(1)
+    counted = 0
+
+    def die_at(original, tear: bool = False):
+        def wrapped(*args, **kwargs):
+            nonlocal counted
+            counted += 1
+            if counted == event:
+                if tear and isinstance(args[0], int):  # a sync that never came: only half of the data reached the disk
+                    size = os.fstat(args[0]).st_size
+                    if os.readlink(f"/proc/self/fd/{args[0]}").endswith(".part"):
+                        os.truncate(f"/proc/self/fd/{args[0]}", size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        return wrapped
+
+    os.fsync = die_at(os.fsync, tear=True)
+    os.replace = die_at(os.replace)
+    Path.unlink = die_at(Path.unlink)
+    RunFolder.append = die_at(RunFolder.append)
+    experiment(method).run(path)
+    os._exit(7)  # it got through: there are no more events
+
+
+@pytest.fixture(scope="module")
+def forks():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedkeep.config", "sklearn.datasets"])
+    return context
+
+
+def _killed_at(forks, method: str, path: Path, event: int) -> bool:
+    process = forks.Process(target=_run_until_event, args=(method, str(path), event))
+    process.start()
+    process.join(120)
+    assert process.exitcode in (-signal.SIGKILL, 7), process.exitcode
+    return process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path, forks, method: str) -> None:
+    """Every method at a few random writes, SCAFFOLD (which keeps client state) at every single one."""
+    torch.set_num_threads(1)
+    whole = tmp_path / "whole"
+    experiment(method).run(whole)
+    events = range(1, 400) if method == "scaffold" else sorted(random.Random(method).sample(range(2, 20), 4))
+    reached = 0
+    for event in events:
+        path = tmp_path / f"killed-{event}"
+        if not _killed_at(forks, method, path, event):
+            break
+        reached += 1
+        if (path / "experiment.toml").exists():
+            fk.resume(path)
+        else:  # killed before the run had a name
+            experiment(method).run(path)
+        assert_same_run(whole, path)
+        leftovers = [p for p in path.rglob("*") if p.name.endswith(".part")]
+        assert not [p for p in leftovers if not p.name.startswith(".")]
+        shutil.rmtree(path)
+    assert reached >= (20 if method == "scaffold" else 3)
+
+
+def test_killed_again_and_again_at_random_moments(tmp_path: Path, forks) -> None:
+    """One run, killed by the clock until it gets through."""
+    torch.set_num_threads(1)
+    long = {"rounds": 30, "epochs": 2}
+    whole, path = tmp_path / "whole", tmp_path / "killed"
+    experiment("scaffold", **long).run(whole)
+    rng, kills = random.Random(0), 0
+    for attempt in range(60):
+        process = forks.Process(target=_run_to_the_end, args=(str(path), long))
+        process.start()
+        process.join(rng.uniform(0.1, 0.3 + 0.1 * attempt))
+        if process.is_alive():
+            process.kill()
+            kills += 1
+        process.join()
+        if process.exitcode == 0:
+            break
+    assert process.exitcode == 0
+    assert kills >= 3
+    assert_same_run(whole, path)
+
+
+def _run_to_the_end(path: str, train: dict) -> None:
+    torch.set_num_threads(1)
+    experiment("scaffold", **train).run(path)
+
+
+def test_the_command_line_goes_on_after_kill_9(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    from fedkeep import toml
+
+    long = {**SMALL, "method": "scaffold", "train": {**SMALL["train"], "rounds": 60}}
+    file.write_text(toml.dumps(long))
+    command = [sys.executable, "-m", "fedkeep", "run", str(file), "--runs", str(tmp_path), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, "--name", "killed"], env=environment, stdout=subprocess.DEVNULL)
+    rounds = tmp_path / "killed" / "rounds.jsonl"
+    while not rounds.exists() or rounds.read_bytes().count(b"\n") < 9:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    done = subprocess.run(
+        [sys.executable, "-m", "fedkeep", "resume", str(tmp_path / "killed"), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(json.loads(done.stdout)) == {"killed"}
+    subprocess.run([*command, "--name", "whole"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_python_objects_are_resumed_when_they_are_given_again(tmp_path: Path, problem: Problem) -> None:
+    def stop(simulation: fk.Simulation, record: dict) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    args = (problem.model, problem.data, problem.clients)
+    whole = fk.simulate(fk.methods.Scaffold(), *args, **problem.settings)
+    with pytest.raises(KeyboardInterrupt):
+        fk.simulate(
+            fk.methods.Scaffold(),
+            *args,
+            **problem.settings,
+            run_dir=tmp_path / "r",
+            checkpoint_every=1,
+            callbacks=[stop],
+        )
+    with pytest.raises(fk.errors.FedkeepError, match=r"model=..., data=..., clients=..."):
+        fk.resume(tmp_path / "r")
+    with pytest.raises(RunError, match="all three"):
+        fk.resume(tmp_path / "r", model=problem.model)
+    with pytest.raises(RunError, match="another split"):
+        fk.resume(tmp_path / "r", model=problem.model, data=problem.data, clients=problem.clients[::-1])
+    history = fk.resume(tmp_path / "r", model=problem.model, data=problem.data, clients=problem.clients)
+    assert same(whole.params, history.params)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_checkpoint_holds_all_state(tmp_path: Path, problem: Problem, name: str) -> None:
+    """Two rounds, through files into new objects, one more round: bit for bit the uninterrupted run."""
+    whole = problem.run(METHODS[name]())
+    with RunFolder.create(tmp_path, {"checkpoint_every": 1}) as folder:
+        first = problem.simulation(METHODS[name](), rounds=2).keep_in(folder)
+        first.run()
+    with RunFolder.open(tmp_path) as folder:
+        second = problem.simulation(METHODS[name]()).keep_in(folder)
+        assert second.round == 2
+        second.run()
+    assert same(whole.server, second.server)
+    assert set(whole.states) == set(second.states)
+    assert all(same(whole.states[k], second.states[k]) for k in whole.states)
+
+
+# The folder
+
+
+def test_a_run_folder_holds_what_it_should_and_runs_again_to_the_same(tmp_path: Path) -> None:
+    history = experiment("scaffold").run(tmp_path / "a")
+    assert sorted(p.name for p in (tmp_path / "a").iterdir() if not p.name.startswith(".")) == [
+        "checkpoint.safetensors", "clients", "experiment.toml", "rounds.jsonl",
+    ]  # fmt: skip
+    again = Experiment.load(tmp_path / "a" / "experiment.toml")
+    again.run(tmp_path / "b")
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    loaded = fk.load_run(tmp_path / "a")
+    assert same(loaded.params, history.params)
+    assert loaded.accuracy.tolist() == history.accuracy.tolist()
+    assert loaded.summary()["bytes"] == history.summary()["bytes"]
+    about = read_experiment(tmp_path / "a")
+    assert about["format"] == 1
+    assert about["made_by"]["torch"] == str(torch.__version__)
+    assert about["made_by"]["engine"] == "stacked"
+
+
+def test_a_finished_run_is_read_not_run_again(tmp_path: Path) -> None:
+    first = experiment("fedavg").run(tmp_path / "a")
+    before = (tmp_path / "a" / "checkpoint.safetensors").stat().st_mtime_ns
+    called = []
+    again = experiment("fedavg").run(tmp_path / "a", [lambda s, r: called.append(r)])
+    assert not called
+    assert (tmp_path / "a" / "checkpoint.safetensors").stat().st_mtime_ns == before
+    assert same(first.params, again.params)
+
+
+def test_another_experiment_is_not_written_over(tmp_path: Path, problem: Problem) -> None:
+    experiment("fedavg").run(tmp_path / "a")
+    with pytest.raises(fk.errors.ConfigError, match=r"differs in method.name"):
+        experiment("fedntd").run(tmp_path / "a")
+    with pytest.raises(RunError, match="holds a run already"):
+        fk.simulate("fedavg", problem.model, problem.data, problem.clients, **problem.settings, run_dir=tmp_path / "a")
+
+
+def test_bad_input_leaves_no_folder_behind(tmp_path: Path, problem: Problem) -> None:
+    with pytest.raises(fk.errors.FedkeepError, match="there are 6"):
+        fk.simulate("fedavg", problem.model, problem.data, problem.clients, participation=9, run_dir=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_two_processes_at_one_folder(tmp_path: Path, forks) -> None:
+    with RunFolder.create(tmp_path / "a", {"checkpoint_every": 1}):
+        process = forks.Process(target=_expect_refused, args=(str(tmp_path / "a"),))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+    RunFolder.open(tmp_path / "a").close()  # and afterwards it is free
+
+
+def _expect_refused(path: str) -> None:
+    try:
+        RunFolder.open(Path(path))
+    except RunError as error:
+        sys.exit(0 if "another process is at work" in str(error) else 3)
+    sys.exit(4)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    experiment("fedavg").run(tmp_path)
+    file = tmp_path / "experiment.toml"
+    file.write_text(file.read_text().replace("format = 1", "format = 2"))
+    with pytest.raises(RunError, match="format 2"):
+        fk.resume(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "garbage"])
+def test_a_damaged_checkpoint_is_reported_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
+    _interrupted(tmp_path)
+    file = tmp_path / "checkpoint.safetensors"
+    data = bytearray(file.read_bytes())
+    if damage == "truncate":
+        data = data[:-10]
+    elif damage == "flip":
+        data[-5] ^= 0x40
+    else:
+        data = bytearray(b"not a checkpoint")
+    file.write_bytes(data)
+    lines = (tmp_path / "rounds.jsonl").read_bytes()
+    with pytest.raises(RunError, match=r"checkpoint.safetensors is damaged"):
+        fk.resume(tmp_path)
+    assert file.read_bytes() == bytes(data)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == lines
+    assert fk.load_run(tmp_path).rounds.tolist() == [1, 2, 3]  # what was measured can still be read
+
+
+def test_a_damaged_line_and_a_missing_client_are_reported(tmp_path: Path) -> None:
+    _interrupted(tmp_path)
+    file = tmp_path / "rounds.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b'{"round": 1', b'{"round": ~', 1))
+    with pytest.raises(RunError, match="line 2 is damaged"):
+        fk.resume(tmp_path)
+    file.write_bytes(whole[:100])
+    with pytest.raises(RunError, match="truncated"):
+        fk.resume(tmp_path)
+    file.write_bytes(whole)
+    shutil.rmtree(tmp_path / "clients")
+    with pytest.raises(RunError, match=r"there is no file .*clients"):
+        fk.resume(tmp_path)
+
+
+def _interrupted(path: Path) -> None:
+    """A run of SCAFFOLD that stopped after round 3, with a checkpoint at round 2."""
+
+    def stop(simulation: fk.Simulation, record: dict) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment("scaffold", rounds=4).run(path, [stop])
+
+
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path, forks) -> None:
+    """The system refuses to let files grow beyond a limit, as a full disk would; then there is room again."""
+    whole, path = tmp_path / "whole", tmp_path / "full"
+    experiment("scaffold", rounds=40, eval_local_every=1).run(whole)
+    process = forks.Process(target=_run_with_little_room, args=(str(path),))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert fk.load_run(path).rounds[-1] < 40
+    torch.set_num_threads(1)
+    experiment("scaffold", rounds=40, eval_local_every=1).run(path)
+    assert_same_run(whole, path)
+
+
+def _run_with_little_room(path: str) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # a checkpoint fits, 40 rounds' lines do not
+    try:
+        experiment("scaffold", rounds=40, eval_local_every=1).run(path)
+    except RunError as error:
+        sys.exit(0 if "could not be written" in str(error) and "saved so far: round" in str(error) else 3)
+    sys.exit(4)
+
+
+# Client states
+
+
+def test_client_states_are_bounded_in_memory_and_written_once(tmp_path: Path) -> None:
+    one = {"c": torch.zeros(1000)}
+    kept = store.ClientStore(tmp_path, cache_bytes=10 * tree.nbytes(one))
+    for client in range(200):
+        kept.put(client, {"c": torch.full((1000,), float(client))}, round=1)
+        assert kept._held <= kept.cache_bytes
+    kept.save()
+    files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    assert len(files) == 200
+    kept.put(7, {"c": torch.full((1000,), -7.0)}, round=2)
+    kept.save()
+    kept.prune()
+    now = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    assert len(set(now.items()) - set(files.items())) == 1  # one more file, the others untouched
+    assert {p.name for p in files.keys() - now.keys()} == {"7-1.safetensors"}
+    assert float(kept[7]["c"][0]) == -7
+    assert float(kept[123]["c"][0]) == 123
+
+
+def test_states_of_the_last_checkpoint_stay_until_the_next_one_lands(tmp_path: Path) -> None:
+    kept = store.ClientStore(tmp_path)
+    kept.put(1, {"c": torch.tensor(1.0)}, round=1)
+    index = kept.save()
+    kept.prune()
+    kept.put(1, {"c": torch.tensor(2.0)}, round=2)
+    kept.save()  # killed here, before the checkpoint that names round 2
+    again = store.ClientStore(tmp_path)
+    again.restore(index)
+    assert float(again[1]["c"]) == 1
+    assert [p.name for p in tmp_path.rglob("*.safetensors")] == ["1-1.safetensors"]
+
+
+def test_memory_holds_only_the_cohort_and_the_cache(tmp_path: Path, problem: Problem) -> None:
+    with RunFolder.create(tmp_path, {"checkpoint_every": 1}) as folder:
+        sim = problem.simulation(fk.methods.Scaffold(), participation=1.0).keep_in(folder)
+        sim.states.cache_bytes = 1
+        sim.run()
+        assert len(sim.states._cache) == 1
+        assert len(sim.states) == len(problem.clients)
+        whole = problem.run(fk.methods.Scaffold(), participation=1.0)
+        assert same(whole.server, sim.server)
