@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import re
 import sys
@@ -64,13 +65,14 @@ def demo(
     from fedkeep import demo as job
     from fedkeep import terminal
 
-    progress = terminal.Bar(Console(stderr=True), seeds * len(job.METHODS) * rounds)
-    with progress:
+    if svg is not None and not svg.parent.is_dir():
+        raise FedkeepError(f"there is no folder {svg.parent} to save the picture in")
+    with terminal.Bar(Console(stderr=True), seeds * len(job.METHODS) * rounds) as progress:
         runs = job.run(seeds, rounds, (progress,), progress.begin, progress.end)
-    if as_json:
-        print(json.dumps({name: [h.summary() for h in histories] for name, histories in runs.items()}, indent=2))
+    if as_json and svg is None:
+        _print_summaries(runs)
         return
-    console = Console(record=svg is not None, width=100 if svg else None)
+    console = Console(record=svg is not None, width=100 if svg else None, file=io.StringIO() if as_json else None)
     console.print(
         f"Handwritten digits, {job.CLIENTS} clients with about {job.SHARDS} digits each, "
         f"{job.SETTINGS['participation']} of them a round, {rounds} rounds, {seeds} seed{'s' * (seeds > 1)}.\n"
@@ -82,6 +84,12 @@ def demo(
     console.print(job.verdict(runs))
     if svg is not None:
         console.save_svg(str(svg), title="fedkeep demo")
+    if as_json:
+        _print_summaries(runs)
+
+
+def _print_summaries(runs: Mapping[str, list[History]]) -> None:
+    print(json.dumps({name: [h.summary() for h in histories] for name, histories in runs.items()}, indent=2))
 
 
 @app.command()
@@ -250,17 +258,17 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
 
 def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:
     table = Table(title="Sizes in models, for each client and round", title_justify="left", box=box.SIMPLE_HEAD)
-    for head in ("method", "paper", "defaults", "down", "up", "discloses", "client keeps"):
+    for head in ("method", "paper", "down", "up", "discloses", "client keeps", "public set"):
         table.add_column(head)
     for key, (cls, size) in found.items():
         table.add_row(
             key,
             cls.paper.rpartition(", ")[2],
-            ", ".join(f"{f} {v:g}" for f, v in cls.defaults().items()) or "-",
             f"{size.down:.1f}",
             f"{size.up:.1f}",
             ", ".join(size.uploads),
             f"{', '.join(size.keeps)} ({size.state:.1f})" if size.keeps else "-",
+            size.public,
         )
     console.print(table)
     console.print("fedkeep methods NAME shows one in full.", style="dim")
@@ -275,16 +283,19 @@ def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
     say("")
     for field, value in cls.defaults().items():
         h = cls.hyperparameters()[field]
-        say(f"  {field} = {value:g}: {h.help}" + (f" (at {h.neutral:g} it is FedAvg)" if h.neutral is not None else ""))
+        say(f"  {field} = {value}: {h.help}" + (f" (at {h.neutral} it is FedAvg)" if h.neutral is not None else ""))
     say(f"  down, to each client and round: {', '.join(size.sends)} ({size.down:.2f} models)")
     say(f"  up, all that the server learns of a client: {', '.join(size.uploads)} ({size.up:.2f} models)")
     say(f"  kept by a client between visits: {', '.join(size.keeps) or 'nothing'} ({size.state:.2f} models)")
-    say(f"  public data on the server: {'needed' if size.public else 'not needed'}")
+    say(f"  public examples on the server: {'needed, ' + size.public if size.public != 'no' else 'not needed'}")
     say(f"  a teacher's pass over the client's data: {'yes' if size.teacher else 'no'}")
 
 
 def main() -> None:
     """Run the command line; bad input ends in one line, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without the characters of a picture gets others in their place
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except FedkeepError as error:

@@ -32,6 +32,7 @@ from torch import nn
 
 from fedkeep import methods, models
 from fedkeep.data import Dataset, Partition, load, partition
+from fedkeep.data.sources.base import Options
 from fedkeep.engine.rounds import Callback, Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.simulate import go_on, start
@@ -103,7 +104,8 @@ class Experiment(BaseModel):
     @classmethod
     def _data(cls, given: dict[str, Any]) -> dict[str, Any]:
         _subject("data", given)
-        _known("data", given, inspect.signature(load).parameters)
+        own = [name for name in inspect.signature(load).parameters if name != "options"]
+        _known("data", given, [*own, *(f.name for f in fields(Options) if f.name != "tokenizer")])
         return given
 
     @field_validator("split")

@@ -64,5 +64,5 @@ def verdict(runs: dict[str, list[History]]) -> str:
     better.sort(key=lambda n: means[n]["forgetting"])
     told = [f"{n} {means[n]['forgetting']:.2f} (ending at {means[n]['final']:.1%})" for n in better]
     lost, final = f"{base['forgetting']:.2f}", f"{base['final']:.1%}"
-    start = f"FedAvg forgets {lost} of each class's best accuracy, on average, and ends at {final}"
+    start = f"FedAvg ends {lost} below each class's best accuracy, on average (its forgetting), at {final}"
     return f"{start}. Less is forgotten by {', '.join(told)}." if told else f"{start}; no method forgets less here."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from fedkeep import tree
+from fedkeep import models, tree
 from fedkeep.data.dataset import from_arrays
 from fedkeep.engine import Settings, Simulation
 from fedkeep.errors import MethodError
@@ -24,7 +25,7 @@ class Footprint:
     sends: tuple[str, ...]  # what goes down
     uploads: tuple[str, ...]  # what goes up: all that the server can learn of a client
     keeps: tuple[str, ...]
-    public: bool  # whether the server needs examples of its own
+    public: str  # what examples the server needs of its own: "no", "unlabelled" or "labelled"
     teacher: bool  # whether local training also runs a model it does not train
 
 
@@ -48,15 +49,30 @@ def footprint(method: FedAvg) -> Footprint:
     )
 
 
-def _small(method: FedAvg) -> tuple[Simulation, bool]:
-    """A problem of two clients, large enough that single numbers weigh next to nothing beside the model."""
+def _small(method: FedAvg) -> tuple[Simulation, str]:
+    """A problem of two clients, large enough that single numbers weigh next to nothing beside the model.
+
+    What the server needs is found out by trying: without public examples, then without their labels.
+    """
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 16)).astype(np.float32), np.arange(60) % 3
+    x, y = rng.normal(size=(90, 16)).astype(np.float32), np.arange(90) % 3
     data = from_arrays(x, y, x, y)
     clients = np.array_split(np.arange(30), 2)
     settings = Settings(rounds=1, participation=2, epochs=1, engine="loop", device="cpu")
-    model = torch.nn.Sequential(torch.nn.Linear(16, 256), torch.nn.ReLU(), torch.nn.Linear(256, 3))
+    model = models.build("mlp", (16,), 3, hidden=(256,))
     try:
-        return Simulation(method, model, data, clients, settings), False
+        return Simulation(method, model, data, clients, settings), "no"
     except MethodError:
-        return Simulation(method, model, data.with_public(2), clients, settings), True
+        simulation = Simulation(method, model, data.with_public(8), clients, settings)
+    public = simulation.task.public
+    assert public is not None
+    simulation.task.public = replace(public, y=cast(Tensor, None), y_val=cast(Tensor, None))
+    try:
+        simulation.server = method.init_server(simulation.task, simulation.task.init)
+        simulation.step()
+        needs = "unlabelled"
+    except (TypeError, AttributeError, MethodError):
+        needs = "labelled"
+    simulation.task.public = public
+    simulation.server = method.init_server(simulation.task, simulation.task.init)
+    return simulation, needs

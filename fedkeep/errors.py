@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class FedkeepError(ValueError):
@@ -43,6 +44,7 @@ class Diverged(FedkeepError):  # noqa: N818 (it is what happened, not a mistake 
 
     def __init__(self, round: int, client: int | None, what: str) -> None:
         self.round, self.client, self.what = round, client, what
+        self.history: Any = None  # what the run had measured until then
         where = "on the server" if client is None else f"client {client}"
         super().__init__(f"diverged in round {round}, {where}: {what}")
 

@@ -16,13 +16,13 @@ from fedkeep.tree import Tree
 Record = dict[str, Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """One record per round, the final weights, and the measures made of them.
 
     A record is plain data: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples), `train_loss`,
     `bytes_down`, `bytes_up`, `seconds`; where the global model was evaluated `confusion` [true][predicted] and
-    `test_loss`; where the local models were, `local`: `confusion` and `label_counts` for every client of the cohort.
+    `test_loss`; where the local models were, `local`: `hits` by class (of `total`) and `label_counts` for every client.
     Record 0 is the untrained model.
     """
 
@@ -36,7 +36,7 @@ class History:
 
     @property
     def model(self) -> nn.Module:
-        """The final global model as a module of the user's class, on the CPU."""
+        """The final global model as a module of the user's class, on the CPU; a new one at each access."""
         if self.build is None:
             raise FedkeepError("this history was made without a model")
         return self.build(self.params)
@@ -64,15 +64,19 @@ class History:
     @property
     def initial_class_accuracy(self) -> np.ndarray:
         """[classes] of the untrained model."""
-        return forgetting.class_accuracy(self.records[0]["confusion"])
+        first = self.records[0] if self.records else {}
+        if first.get("round") != 0:
+            raise FedkeepError("the untrained model was not evaluated")
+        return forgetting.class_accuracy(first["confusion"])
 
     def local(self, round: int) -> dict[str, np.ndarray]:
         """What became of the cohort's local models in a round: `ids`, `class_accuracy` and `label_counts` [K, C]."""
         for record in self.records:
             if record["round"] == round and "local" in record:
+                total = np.array(record["local"]["total"], dtype=float)
                 return {
                     "ids": np.array(record["cohort"]),
-                    "class_accuracy": forgetting.class_accuracy(record["local"]["confusion"]),
+                    "class_accuracy": np.array(record["local"]["hits"]) / np.where(total > 0, total, np.nan),
                     "label_counts": np.array(record["local"]["label_counts"]),
                 }
         raise FedkeepError(f"the local models of round {round} were not evaluated: see eval_local_every")
@@ -87,8 +91,8 @@ class History:
             "smoothed": float(forgetting.smoothed(accuracy)[-1]),
             "forgetting": forgetting.forgetting(classes),
             "round_forgetting": float(forgetting.round_forgetting(classes).mean()) if every else float("nan"),
-            "bytes": float(sum(r["bytes_down"] + r["bytes_up"] for r in self.records[1:])),
-            "seconds": float(sum(r["seconds"] for r in self.records[1:])),
+            "bytes": float(sum(r["bytes_down"] + r["bytes_up"] for r in self.records if r["round"])),
+            "seconds": float(sum(r["seconds"] for r in self.records if r["round"])),
         }
 
     def to_pandas(self) -> Any:
@@ -103,6 +107,13 @@ class History:
         for c, column in enumerate(self.class_accuracy.T):
             frame[f"class_{c}"] = column
         return frame.set_index("round")
+
+    def __repr__(self) -> str:
+        reached = self.records[-1]["round"] if self.records else 0
+        told = (
+            f", accuracy {self.accuracy[-1]:.3f}" if any("confusion" in r for r in self.records if r["round"]) else ""
+        )
+        return f"<History of {self.method}: {reached} rounds{told}>"
 
     def _evaluated(self) -> list[Record]:
         found = [r for r in self.records if r["round"] >= 1 and "confusion" in r]

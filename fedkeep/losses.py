@@ -36,6 +36,15 @@ def kl(student: Tensor, teacher: Tensor, tau: float = 1.0) -> Tensor:
     return tau**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
+def mse(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean over the classes of the squared differences of the logits, [B, C] -> [B].
+
+    >>> mse(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 5.0]]))
+    tensor([4.5000])
+    """
+    return (student - teacher).square().mean(-1)
+
+
 def not_true(logits: Tensor, y: Tensor) -> Tensor:
     """Drop the true class's logit, [B, C] -> [B, C-1], in a fixed shape (a mask would not stack).
 
@@ -52,3 +61,59 @@ def not_true_kl(student: Tensor, teacher: Tensor, y: Tensor, tau: float = 1.0) -
     No gradient reaches the true class's logit.
     """
     return kl(not_true(student, y), not_true(teacher, y), tau)
+
+
+def credibility_weights(credibility: Tensor, p_true: Tensor, m_max: float) -> Tensor:
+    """Return FedSSD's weight of every class channel (eq. 4): A [C, C] and p_g(x)[y] [B] -> M [B, C].
+
+    `credibility[i, j]` is the rate at which the teacher predicts class i as j. A channel counts by its class's
+    recall, less where another class is mistaken for it; an example counts by the teacher's probability of its truth.
+
+    >>> credibility_weights(torch.eye(2), torch.tensor([1.0, 0.75, 0.0]), m_max=1.0)
+    tensor([[0.9000, 0.9000],
+            [0.4000, 0.4000],
+            [0.0000, 0.0000]])
+    """
+    own = torch.eye(credibility.shape[-1], dtype=torch.bool, device=credibility.device)
+    m_class = credibility.diagonal() * (1 - credibility.masked_fill(own, 0).amax(0))
+    m_sample = 1 - (1 - p_true).clamp(min=0).sqrt()
+    return m_max * (m_class * m_sample.unsqueeze(-1) - 0.1).clamp(min=0)
+
+
+def dynamic_alpha(student_counts: Tensor, teacher_counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Flashback's weights of student and teachers in each class: [C] and [K, C] -> (alpha_s [C], alpha [K, C]).
+
+    They add up to 1 in a class that anybody knows, and to 0 in one that nobody does.
+
+    >>> dynamic_alpha(torch.tensor([3.0, 0.0]), torch.tensor([[1.0, 0.0]]))
+    (tensor([0.7500, 0.0000]), tensor([[0.2500, 0.0000]]))
+    """
+    total = student_counts + teacher_counts.sum(0)
+    total = torch.where(total > 0, total, 1)
+    return student_counts / total, teacher_counts / total
+
+
+def dynamic_kl(student: Tensor, teacher: Tensor, alpha: Tensor, tau: float = 1.0) -> Tensor:
+    """Return sum_c alpha[c] p[c] log(p[c] / q[c]) at temperature tau, [B, C] -> [B]; not times tau^2.
+
+    The weights stand inside the sum over classes, so the value can be negative. Teachers on a leading axis, [K, B, C]
+    with alpha [K, 1, C], give [K, B].
+
+    >>> same = torch.tensor([[1.0, 2.0]])
+    >>> dynamic_kl(same, same, torch.tensor([0.3, 0.9])).item()
+    0.0
+    """
+    log_q = F.log_softmax(student / tau, dim=-1)
+    log_p = F.log_softmax(teacher / tau, dim=-1)
+    return (alpha * log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def anchor_gap(student: Tensor, teacher: Tensor, class_mask: Tensor) -> Tensor:
+    """Return the squared distance of logits, summed over the channels where the mask is True (FedKA eq. 3).
+
+    [B, C], [B, C] and [C] -> [B].
+
+    >>> anchor_gap(torch.tensor([[1.0, 2.0, 9.0]]), torch.zeros(1, 3), torch.tensor([True, True, False]))
+    tensor([5.])
+    """
+    return torch.where(class_mask.bool(), (student - teacher) ** 2, 0).sum(-1)

@@ -23,7 +23,10 @@ hooks are ordinary Python.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import logging
 import math
+import numbers
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -34,6 +37,13 @@ from fedkeep.errors import MethodError
 from fedkeep.losses import masked_mean
 from fedkeep.task import Task
 from fedkeep.tree import Tree
+
+log = logging.getLogger("fedkeep")
+
+HOOKS = (
+    "init_server", "broadcast", "aggregate", "init_client", "start", "prepare", "annotate", "draw", "loss", "correct",
+    "measure", "finish", "personal",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,19 +80,18 @@ class Hyper:
                 listing = ", ".join(repr(c) for c in self.choices)
                 raise MethodError(f"{method}: {name} must be one of {listing}, not {value!r}")
             return
-        kinds = int if self.whole else int | float
+        kind = numbers.Integral if self.whole else numbers.Real
+        number: Any = math.nan if isinstance(value, bool) or not isinstance(value, kind) else value
         bounds = [
             f"of at least {self.low:g}" if self.low is not None else "",
             f"above {self.above:g}" if self.above is not None else "",
             f"of at most {self.high:g}" if self.high is not None else "",
         ]
         ok = (
-            isinstance(value, kinds)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and (self.low is None or value >= self.low)
-            and (self.above is None or value > self.above)
-            and (self.high is None or value <= self.high)
+            math.isfinite(number)
+            and (self.low is None or number >= self.low)
+            and (self.above is None or number > self.above)
+            and (self.high is None or number <= self.high)
         )
         if not ok:
             wanted = " ".join(["a whole number" if self.whole else "a number", *filter(None, bounds)])
@@ -103,6 +112,17 @@ class FedAvg:
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
+        for known in vars(cls):
+            close = difflib.get_close_matches(known, HOOKS, n=1, cutoff=0.8)
+            if close and close[0] != known:
+                log.warning(
+                    "%s.%s is not a hook and will not be called; did you mean %s?", cls.__name__, known, close[0]
+                )
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):

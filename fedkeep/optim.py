@@ -5,6 +5,7 @@ They compute what `torch.optim` computes; state starts fresh at every visit of a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,10 +97,11 @@ class Adam:
 
 def make(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
     """Make the optimiser of this name; for Adam, momentum is beta1."""
-    if not 0 <= momentum < 1:
+    for value, name_of in ((momentum, "momentum"), (weight_decay, "weight_decay")):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise FedkeepError(f"{name_of} must be a number of at least 0, not {value!r}")
+    if momentum >= 1:
         raise FedkeepError(f"momentum must lie in [0, 1), not {momentum}")
-    if weight_decay < 0:
-        raise FedkeepError(f"weight_decay must not be negative, not {weight_decay}")
     if name == "sgd":
         return SGD(momentum, weight_decay)
     if name == "adam":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeep import losses
+from fedkeep import losses, tree
 from fedkeep.errors import ModelError
 from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
@@ -62,7 +63,8 @@ class Task:
 
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
         """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
-        return self._call(self._train if train else self._eval, params, x).to(self.dtype)  # type: ignore[no-any-return]
+        logits = self._call(self._train if train else self._eval, params, x)
+        return logits.to(self.dtype) if isinstance(logits, Tensor) else logits
 
     def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
         """Return (features before the classifier, logits) in one pass."""
@@ -76,6 +78,9 @@ class Task:
 
     def module(self, params: Tree) -> nn.Module:
         """Return a copy of the user's module that holds these weights, on the CPU, ready to predict."""
+        missing = sorted(self.init.keys() - params.keys())
+        if missing:
+            raise ModelError(f"the weights lack {', '.join(missing[:3])}: they are not those of this model")
         model = copy.deepcopy(self._eval).cpu()
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -124,11 +129,16 @@ def check_model(model: nn.Module) -> None:
 def check_forward(task: Task, x: Any) -> None:
     """Run two examples through the model, and refuse what does not give logits or does not stay pure."""
     before = {name: b.clone() for name, b in task._train.named_buffers()}
+    given = tree.map(torch.clone, x)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=_cuda(task.device)):
+        with torch.no_grad(), seeded(0, task.device):
             logits = task.apply(task.init, x, train=True)
     except Exception as error:
         raise ModelError(f"the model cannot take the data (inputs {_shape(x)}): {error}") from error
+    if not isinstance(logits, Tensor):
+        raise ModelError(f"the model gives a {type(logits).__name__}; it must give the logits alone, one tensor")
+    if any(not torch.equal(a, b) for a, b in zip(tree.leaves(given), tree.leaves(x), strict=True)):
+        raise ModelError("the model writes into its own input, which would change the data itself: work on a copy")
     if logits.ndim != 2 or logits.shape[1] != task.n_classes:
         raise ModelError(
             f"the model gives {tuple(logits.shape)} for two examples; logits of shape (2, {task.n_classes}) "
@@ -140,10 +150,22 @@ def check_forward(task: Task, x: Any) -> None:
                 f"the buffer {name} changes while training: a client's training must be a pure function of its "
                 "weights; freeze it or make it a parameter"
             )
+    if task.has_features:
+        with torch.no_grad():
+            whole, parts = task.apply(task.init, x), task.outputs(task.init, x)[1]
+        task.has_features = whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-4)
 
 
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed what a module draws on this device, and leave every random state as it was."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for one in devices:
+            with torch.cuda.device(one):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def _shape(x: Any) -> Any:

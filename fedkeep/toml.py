@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import re
 from typing import Any
 
@@ -35,10 +36,11 @@ def value(v: Any) -> str:
         return "true" if v else "false"
     if isinstance(v, str):
         return _string(v)
-    if isinstance(v, float):
+    if isinstance(v, numbers.Integral):
+        return str(int(v))
+    if isinstance(v, numbers.Real):
+        v = float(v)
         return repr(v) if math.isfinite(v) else {math.inf: "inf", -math.inf: "-inf"}.get(v, "nan")
-    if isinstance(v, int):
-        return str(v)
     if isinstance(v, list | tuple):
         return f"[{', '.join(value(item) for item in v)}]"
     raise TypeError(f"{type(v).__name__} has no place in an experiment file: {v!r}")

@@ -225,10 +225,10 @@ def test_a_public_share_is_taken_from_training():
 
 
 def test_a_public_count_is_a_count_of_each_class():
-    """Three of each of 4 classes are 12; half of them validate."""
+    """Three of each of 4 classes; half of three, rounded up, validate: two of each class, and one to train on."""
     split = numbered().with_public(3, validation=0.5)
-    assert (len(split.public.y), len(split.public.y_val)) == (6, 6)
-    assert torch.cat([split.public.y, split.public.y_val]).bincount().tolist() == [3, 3, 3, 3]
+    assert split.public.y.bincount().tolist() == [1, 1, 1, 1]
+    assert split.public.y_val.bincount().tolist() == [2, 2, 2, 2]
     assert split.y_train.bincount().tolist() == [17, 17, 17, 17]
 
 
@@ -248,8 +248,12 @@ def test_which_examples_are_public_depends_on_the_seed_alone(public):
 
 def test_all_of_the_public_part_may_be_to_train_on_but_never_all_to_validate_with():
     assert len(numbered().with_public(0.5, validation=0.0).public.y_val) == 0
-    part = numbered().with_public(2, validation=0.99).public  # round(0.99 * 8) = 8 would leave none
-    assert (len(part.y), len(part.y_val)) == (1, 7)
+    part = numbered().with_public(2, validation=0.99).public
+    assert part.y.bincount().tolist() == part.y_val.bincount().tolist() == [1, 1, 1, 1]
+    one = numbered().with_public(1).public
+    assert (one.y.bincount().tolist(), len(one.y_val)) == ([1, 1, 1, 1], 0)
+    share = numbered().with_public(0.1, validation=0.99).public  # round(0.99 * 8) = 8 would leave none
+    assert (len(share.y), len(share.y_val)) == (1, 7)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +385,7 @@ def test_augmentation_that_is_off_changes_nothing():
     assert off.cut(x, {}) is x
     assert all([Augment(crop=1), Augment(flip=True), Augment(cutout=1)])
     for sizes in ({"crop": -1}, {"cutout": -1}):
-        with pytest.raises(DataError, match="sizes in pixels"):
+        with pytest.raises(DataError, match="a size in pixels"):
             Augment(**sizes)
 
 

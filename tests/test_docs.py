@@ -23,6 +23,12 @@ def test_the_readmes_python_runs_as_written() -> None:
     assert names["history"].method == "near"
 
 
+def test_no_page_holds_a_placeholder() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        found = re.findall(r"\b(?:BASE|LOOP|STACKED)\d+\b|^OUTPUT$|\bTODO\b|\bTBD\b", page.read_text(), re.MULTILINE)
+        assert not found, f"{page.name}: {found}"
+
+
 def test_the_readme_names_every_method() -> None:
     text = (ROOT / "README.md").read_text()
     assert [name for name in fk.methods.REGISTRY if f"| `{name}` |" not in text] == []

@@ -43,5 +43,5 @@ def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
     assert str(tmp_path / "venv") in where
     assert fk.__version__ in where
     shown = run(tmp_path / "venv" / "bin" / "fedkeep", "demo", "--seeds", "1")
-    assert "FedAvg forgets" in shown
+    assert "FedAvg ends" in shown
     assert "fedntd" in shown

@@ -42,7 +42,7 @@ def test_participation_is_a_share_or_a_number(problem: Problem, participation: f
     [
         ({"participation": 7}, "there are 6"),
         ({"participation": 0}, "share in"),
-        ({"participation": 2.5}, "say 2"),
+        ({"participation": 2.5}, "a share is at most 1.0"),
         ({"participation": True}, "share in"),
         ({"rounds": 0}, "rounds must be a whole number of at least 1"),
         ({"epochs": 1.5}, "epochs must be"),
@@ -50,7 +50,15 @@ def test_participation_is_a_share_or_a_number(problem: Problem, participation: f
         ({"lr": -0.1}, "lr must be a number above 0"),
         ({"lr": float("nan")}, "lr must be"),
         ({"momentum": 1.0}, "momentum must lie"),
-        ({"weight_decay": -1.0}, "weight_decay must not"),
+        ({"weight_decay": -1.0}, "weight_decay must be"),
+        ({"weight_decay": float("nan")}, "weight_decay must be"),
+        ({"momentum": "0.9"}, "momentum must be"),
+        ({"lr": True}, "lr must be"),
+        ({"deterministic": "yes"}, "deterministic must be"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"dtype": torch.int32}, "unknown dtype 'int32'"),
+        ({"autocast": "bf16"}, "did you mean bfloat16"),
+        ({"augment": True}, "augment must be"),
         ({"clip_norm": 0.0}, "clip_norm must be"),
         ({"optimizer": "sdg"}, "did you mean sgd"),
         ({"engine": "stackd"}, "did you mean stacked"),
@@ -60,6 +68,33 @@ def test_participation_is_a_share_or_a_number(problem: Problem, participation: f
 def test_bad_settings_are_refused_by_name(problem: Problem, changes: dict, message: str) -> None:
     with pytest.raises(FedkeepError, match=message):
         problem.simulation(fk.methods.FedAvg(), **changes)
+
+
+def test_numbers_from_numpy_are_numbers(problem: Problem) -> None:
+    changes = {"seed": np.int64(5), "rounds": np.int32(3), "lr": np.float64(0.1), "participation": np.int64(4)}
+    method = fk.methods.FedNTD(beta=np.float32(1.0))
+    assert same(problem.run(fk.methods.FedNTD()).params, problem.run(method, **changes).params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": (np.zeros(3), np.zeros(3))}, "from fedkeep.data.load or from_arrays"),
+        ({"clients": 5}, "one index array each"),
+        ({"clients": np.arange(10)}, "one flat index array per client"),
+        ({"callbacks": [3]}, "cannot be called"),
+    ],
+)
+def test_what_is_not_what_it_should_be_is_refused(problem: Problem, changes: dict, message: str) -> None:
+    given = {"data": problem.data, "clients": problem.clients, **changes}
+    with pytest.raises(FedkeepError, match=message):
+        fk.simulate("fedavg", problem.model, given.pop("data"), given.pop("clients"), **given)
+
+
+def test_a_dict_of_clients_is_its_index_arrays(problem: Problem) -> None:
+    named = dict(enumerate(problem.clients))
+    plain = problem.run(fk.methods.FedAvg()).params
+    assert same(plain, dataclasses.replace(problem, clients=named).run(fk.methods.FedAvg()).params)
 
 
 def test_an_unknown_setting_names_the_nearest(problem: Problem) -> None:
@@ -106,7 +141,8 @@ def test_local_models_are_evaluated_as_they_came_from_training(problem: Problem)
         plan = fk.data.make_plan(5, 1, k, len(at), 2, 4)
         trained = sim.local.train_one(shared, {}, sim.x[at], sim.y[at], plan, record["lr"])
         hits = sim.task.apply(trained.params, sim.x_test).argmax(1) == sim.y_test
-        assert np.trace(record["local"]["confusion"][place]) == int(hits.sum())
+        assert sum(record["local"]["hits"][place]) == int(hits.sum())
+        assert record["local"]["total"] == torch.bincount(sim.y_test, minlength=4).tolist()
 
 
 def test_bytes_are_read_off_the_trees(problem: Problem) -> None:
@@ -264,6 +300,161 @@ def test_a_weight_may_be_a_single_number(problem: Problem) -> None:
     loop, stacked = (own.run(fk.methods.Scaffold(), engine=engine).params for engine in ("loop", "stacked"))
     assert gap(loop, stacked) < 1e-12
     assert float(loop["temperature"]) != 1.0
+
+
+class Greedy(torch.nn.Module):
+    """A model that writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= 0.5
+        return self.out(x.flatten(1))
+
+
+def test_a_model_that_writes_into_its_input_is_refused(problem: Problem) -> None:
+    before = problem.data.x_test.clone()
+    with pytest.raises(fk.errors.ModelError, match="writes into its own input"):
+        dataclasses.replace(problem, model=Greedy()).simulation(fk.methods.FedAvg())
+    assert torch.equal(before, problem.data.x_test)
+
+
+def test_a_callback_sees_the_model_of_its_round(problem: Problem) -> None:
+    seen = []
+
+    def look(simulation: fk.Simulation, record: dict) -> None:
+        seen.append(dict(simulation.history.model.named_parameters()))
+
+    fk.simulate("fedavg", problem.model, problem.data, problem.clients, **problem.settings, callbacks=look)
+    start = {name: p.double() for name, p in problem.model.named_parameters()}
+    assert gap(start, tree.detach(seen[0])) > 1e-6
+    assert gap(tree.detach(seen[0]), tree.detach(seen[2])) > 1e-6
+    with pytest.raises(fk.errors.ModelError, match="the weights lack"):
+        problem.simulation(fk.methods.FedAvg()).task.module({})
+
+
+def test_single_steps_are_recorded_like_a_run(problem: Problem) -> None:
+    whole, stepped = problem.run(fk.methods.FedAvg()), problem.simulation(fk.methods.FedAvg())
+    stepped.step()
+    stepped.run()
+    assert [r["round"] for r in stepped.history.records] == [0, 1, 2, 3]
+    assert whole.history.summary()["bytes"] == stepped.history.summary()["bytes"]
+
+
+def test_a_loss_per_example_is_refused(problem: Problem) -> None:
+    class PerExample(fk.methods.FedAvg):
+        def loss(self, task, params, batch, shared, local):
+            return task.criterion(task.apply(params, batch["x"], train=True), batch["y"])
+
+    for engine in ("loop", "stacked"):
+        with pytest.raises(fk.errors.MethodError, match=r"single number, not \(\d"):
+            problem.run(PerExample(), engine=engine)
+
+
+def test_a_misspelt_hook_is_pointed_out_and_a_method_without_a_name_gets_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+
+        class Nameless(fk.methods.FedAvg):
+            def agregate(self, *args):
+                raise AssertionError
+
+    assert "did you mean aggregate?" in caplog.text
+    assert Nameless.name == "nameless"
+
+
+@pytest.mark.parametrize("returned", [None, {}, {"params": {"w": 1}}, {"params": {}, "n": 3}])
+def test_what_aggregate_must_return_is_said(problem: Problem, returned: object) -> None:
+    class Bad(fk.methods.FedAvg):
+        def aggregate(self, task, server, uploads, cohort):
+            return returned
+
+    with pytest.raises(fk.errors.MethodError, match="bad: aggregate must return"):
+        problem.run(Bad())
+
+
+def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
+    from fedkeep.engine.evaluate import evaluate
+    from fedkeep.engine.local import stacked
+
+    sim = problem.simulation(fk.methods.FedAvg())
+    args = (sim.x_test, sim.y_test, sim.local.inputs)
+    whole, loss = evaluate(sim.task, sim.params, *args)
+    parts, same_loss = evaluate(sim.task, sim.params, *args, chunk=3)
+    assert torch.equal(whole, parts)
+    assert float(loss) == pytest.approx(float(same_loss), rel=1e-12)
+    both, _ = evaluate(sim.task, tree.stack([sim.params, sim.params]), *args, each=stacked, chunk=4)
+    assert torch.equal(both, torch.stack([whole, whole]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_annotation_in_chunks_is_annotation(problem: Problem, engine: str) -> None:
+    whole = problem.run(fk.methods.FedNTD(), engine=engine).params
+    sim = problem.simulation(fk.methods.FedNTD(), engine=engine)
+    sim.engine = dataclasses.replace(sim.engine, local=dataclasses.replace(sim.local, chunk=3))
+    sim.run()
+    assert gap(whole, sim.params) < 1e-12
+
+
+@pytest.mark.parametrize("limit", [0.05, 1e6])
+def test_clipping_equals_torch(problem: Problem, limit: float) -> None:
+    """One step, clipped hard and not at all, against `clip_grad_norm_` and plain SGD."""
+    import copy
+
+    sim = problem.simulation(fk.methods.FedAvg(), clip_norm=limit, momentum=0.0, weight_decay=0.0)
+    batch = {"x": sim.x[:4], "y": sim.y[:4], "mask": torch.ones(4, dtype=torch.bool)}
+    params, _, _ = sim.local.step(sim.params, {}, batch, {"params": sim.params}, {}, 0.1)
+    model = copy.deepcopy(problem.model).double()
+    torch.nn.functional.cross_entropy(model(sim.x[:4]), sim.y[:4]).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    expected = {name: (p - 0.1 * p.grad).detach() for name, p in model.named_parameters()}
+    assert gap(expected, params) < 1e-12
+
+
+def test_it_runs_inside_no_grad(problem: Problem) -> None:
+    outside = problem.run(fk.methods.FedNTD(), engine="stacked").params
+    with torch.no_grad():
+        assert same(outside, problem.run(fk.methods.FedNTD(), engine="stacked").params)
+
+
+def test_features_and_head_are_believed_only_if_they_make_the_model(problem: Problem) -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = torch.nn.Linear(16, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)
+
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x.flatten(1))
+
+        def head(self, h: torch.Tensor) -> torch.Tensor:
+            return self.c(h)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.b(self.features(x)))
+
+    sim = dataclasses.replace(problem, model=Odd()).simulation(fk.methods.FedAvg())
+    with pytest.raises(fk.errors.ModelError, match=r"forward\(x\) = head\(features\(x\)\)"):
+        sim.task.outputs(sim.params, sim.x[:2])
+
+
+def test_divergence_keeps_what_was_measured(problem: Problem) -> None:
+    def grow(simulation: fk.Simulation, record: dict) -> None:
+        simulation.server = {"params": tree.scale(simulation.params, 1e200)}
+
+    with pytest.raises(Diverged) as caught:
+        fk.simulate("fedavg", problem.model, problem.data, problem.clients, **problem.settings, callbacks=[grow])
+    assert caught.value.history.rounds.tolist() == [1]
+
+
+def test_a_criterion_of_ones_own(problem: Problem) -> None:
+    def smoothed(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(z, y, reduction="none", label_smoothing=0.2)
+
+    args = (problem.model, problem.data, problem.clients)
+    plain = fk.simulate("fedavg", *args, **problem.settings)
+    own = fk.simulate("fedavg", *args, **problem.settings, criterion=smoothed)
+    assert gap(plain.params, own.params) > 1e-6
 
 
 def test_ten_lines_from_python() -> None:

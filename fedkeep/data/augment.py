@@ -29,8 +29,12 @@ class Augment:
     cutout: int = 0
 
     def __post_init__(self) -> None:
-        if self.crop < 0 or self.cutout < 0:
-            raise DataError(f"crop and cutout are sizes in pixels, not {self.crop} and {self.cutout}")
+        for name in ("crop", "cutout"):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise DataError(f"augment: {name} is a size in pixels, not {size!r}")
+        if not isinstance(self.flip, bool):
+            raise DataError(f"augment: flip is True or False, not {self.flip!r}")
 
     def __bool__(self) -> bool:
         return bool(self.crop or self.flip or self.cutout)

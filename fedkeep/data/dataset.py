@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,25 +46,28 @@ class Dataset:
         """Move examples from training to the server, before any split.
 
         A share (0 < public < 1) is drawn at random; a whole number is a count per class. Of what is drawn the share
-        `validation` is held back to validate with, the rest is to train on or to look at.
+        `validation` (of each class, where it is a count) is held back to validate with, the rest is to train on or to
+        look at; at least one example (of each class) is.
         """
         if self.public is not None:
             raise DataError("this data set has a public part already")
         if not 0 <= validation < 1:
             raise DataError(f"validation must be a share in [0, 1), not {validation}")
         rng, y, n = split_rng(seed, "public"), self.y_train.numpy(), len(self.y_train)
-        if isinstance(public, int) and not isinstance(public, bool) and public >= 1:
-            chosen = np.concatenate([_per_class(rng, y, c, public) for c in range(self.n_classes)])
+        if isinstance(public, int | np.integer) and not isinstance(public, bool) and public >= 1:
+            drawn = np.stack([_per_class(rng, y, c, int(public)) for c in range(self.n_classes)])
+            held = min(math.ceil(validation * public - 1e-9), int(public) - 1)
+            val, train = drawn[:, :held].reshape(-1), drawn[:, held:].reshape(-1)
         elif isinstance(public, float) and 0 < public < 1:
             chosen = rng.permutation(n)[: max(1, round(public * n))]
+            held = min(round(validation * len(chosen)), len(chosen) - 1)
+            val, train = chosen[:held], chosen[held:]
         else:
             raise DataError(f"public must be a share between 0 and 1 or a count per class from 1 on, not {public!r}")
-        if len(chosen) >= n:
+        if len(val) + len(train) >= n:
             raise DataError(f"public = {public} takes all {n} training examples: none are left for clients")
-        chosen = rng.permutation(chosen)
-        held = min(round(validation * len(chosen)), len(chosen) - 1)
-        val, train = np.sort(chosen[:held]), np.sort(chosen[held:])
-        kept = np.setdiff1d(np.arange(n), chosen)
+        val, train = np.sort(val), np.sort(train)
+        kept = np.setdiff1d(np.arange(n), np.concatenate([val, train]))
         x, labels = self.x_train, self.y_train
         return replace(
             self,

@@ -10,7 +10,7 @@ reason, what cannot be done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +67,13 @@ class Partition:
         if isinstance(clients, Partition):
             part = clients
         else:
-            parts = [np.asarray(c).reshape(-1) for c in clients]
+            if isinstance(clients, Mapping):
+                clients = clients.values()
+            if not isinstance(clients, Iterable):
+                raise PartitionError(f"clients are given as one index array each, not as {clients!r}")
+            parts = [_indices(k, c) for k, c in enumerate(clients)]
             if not parts:
                 raise PartitionError("there are no clients")
-            for k, p in enumerate(parts):
-                if len(p) and not np.issubdtype(p.dtype, np.integer):
-                    raise PartitionError(f"client {k}: indices must be whole numbers, not {p.dtype}")
             part = _join([p.astype(np.int64) for p in parts])
         if len(part.indices) and not (part.indices.min() >= 0 and part.indices.max() < n):
             bad = part.indices.max() if part.indices.max() >= n else part.indices.min()
@@ -186,6 +187,19 @@ def by_id(ids: Any) -> Partition:
         raise PartitionError("there are no ids")
     _, owner = np.unique(ids, return_inverse=True)
     return Partition(np.argsort(owner, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(owner))]))
+
+
+def _indices(client: int, given: Any) -> np.ndarray:
+    """Check one client's indices. A single number is refused: a flat array is an owner per example, not a split."""
+    indices: np.ndarray = np.asarray(given)
+    if indices.ndim != 1:
+        raise PartitionError(
+            f"client {client} is given as {given!r}: give one flat index array per client; for an array that says "
+            "whose each example is there is partition.by_id"
+        )
+    if len(indices) and not np.issubdtype(indices.dtype, np.integer):
+        raise PartitionError(f"client {client}: indices must be whole numbers, not {indices.dtype}")
+    return indices
 
 
 def _labels(y: Any, n_clients: int) -> np.ndarray:

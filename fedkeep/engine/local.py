@@ -21,7 +21,7 @@ from fedkeep.data.augment import Inputs
 from fedkeep.data.plan import Plan
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
-from fedkeep.task import Task
+from fedkeep.task import Task, seeded
 from fedkeep.tree import Tree
 
 Each = Callable[..., Any]
@@ -63,6 +63,7 @@ class Local:
     task: Task
     inputs: Inputs
     clip_norm: float | None = None
+    chunk: int = 1024  # examples annotated at a time
 
     @property
     def notes_once(self) -> bool:
@@ -80,7 +81,13 @@ class Local:
         """Return the method's loss on one client's batch, annotating it first where that was not done before."""
         if "note" not in batch:
             batch = {**batch, "note": self.note(shared, local, batch["x"], batch["y"])}
-        return self.method.loss(self.task, params, batch, shared, local)
+        loss = self.method.loss(self.task, params, batch, shared, local)
+        if loss.ndim:
+            raise MethodError(
+                f"{self.method.name}: the loss must be a single number, not {tuple(loss.shape)}: average the examples "
+                "with losses.masked_mean(values, batch['mask'])"
+            )
+        return loss
 
     def update(self, grads: Tree, params: Tree, state: Tree, shared: Tree, local: Tree, lr: float) -> tuple[Tree, Tree]:
         """Correct and clip one client's gradient, and take the optimiser's step."""
@@ -95,13 +102,14 @@ class Local:
     ) -> tuple[Tree, Tree, Tensor]:
         """Take one local step: (new weights, new optimiser state, loss)."""
         params = tree.map(lambda w: w.detach().requires_grad_(), params)
-        losses = each(lambda w, b, loc: self.loss(w, b, shared, loc), params, batch, local)
+        with torch.enable_grad():
+            losses = each(lambda w, b, loc: self.loss(w, b, shared, loc), params, batch, local)
+            total = losses.sum()
         if not losses.requires_grad:
             raise MethodError(
                 f"{self.method.name}: the loss carries no gradient to the weights; was it computed under no_grad, "
                 "or from detached tensors?"
             )
-        total = losses.sum()
         grads = tree.like(params, torch.autograd.grad(total, tree.leaves(params), materialize_grads=True))
         with torch.no_grad():
             params = tree.detach(params)
@@ -111,10 +119,11 @@ class Local:
         return params, state, losses.detach()
 
     def facts(self, plan: Plan, counts: np.ndarray, lr: float) -> Tree:
-        """Gather what the runtime knows of a client this round, in the weights' dtype."""
+        """Gather what the runtime knows of a client this round, in the weights' dtype or, if that is half, float32."""
+        precise = torch.promote_types(self.task.dtype, torch.float32)
 
         def number(value: Any) -> Tensor:
-            return torch.tensor(value, dtype=self.task.dtype, device=self.task.device)
+            return torch.tensor(value, dtype=precise, device=self.task.device)
 
         return {
             "n": number(float(counts.sum())),
@@ -136,8 +145,7 @@ class Local:
             mask = torch.ones(len(at), dtype=torch.bool, device=y.device)
             return {"x": self.inputs(tree.take(x, at), drawn), "y": y[at], "mask": mask}
 
-        with torch.random.fork_rng(devices=[y.device] if y.is_cuda else []):
-            torch.manual_seed(plan.seed)
+        with seeded(plan.seed, y.device):
             with torch.no_grad(), at_stage(method, "prepare"):
                 local = method.prepare(task, shared, client, facts)
                 params = method.start(shared, client)
@@ -169,11 +177,11 @@ class Local:
         batch = {**batch, "note": self.note(shared, local, batch["x"], batch["y"])}
         return tree.detach(self.method.measure(self.task, params, batch, shared, local))  # type: ignore[no-any-return]
 
-    def notes_of(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor, chunk: int = 1024) -> Tree:
+    def notes_of(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
         """Annotate all of a client's own examples, unaugmented and unpadded, where this round needs it."""
         if not (self.notes_once or (self.method.uses("annotate") and self.method.uses("draw"))):
             return {}
-        parts = torch.split(own, chunk)
+        parts = torch.split(own, self.chunk)
         return tree.cat([self.note(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
 
     def drawn(self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree) -> Tree:

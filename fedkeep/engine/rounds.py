@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedkeep import methods, models, optim, tree
+from fedkeep import losses, methods, models, optim, tree
 from fedkeep.data.augment import Augment, Inputs
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
@@ -24,7 +24,7 @@ from fedkeep.engine.finite import check_finite, check_server
 from fedkeep.engine.local import Job, Local, once, stacked
 from fedkeep.engine.settings import DTYPES, Settings
 from fedkeep.engine.stacked import Stacked
-from fedkeep.errors import DataError, FedkeepError
+from fedkeep.errors import DataError, Diverged, FedkeepError, MethodError, nearest
 from fedkeep.history import History, Record
 from fedkeep.method import Cohort, FedAvg
 from fedkeep.runs import RunFolder
@@ -48,15 +48,18 @@ class Simulation:
         clients: Partition | Iterable[Any],
         settings: Settings,
         callbacks: Iterable[Callback] = (),
+        criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     ) -> None:
         self.method = methods.get(method)() if isinstance(method, str) else method
         if not isinstance(self.method, FedAvg):
             raise FedkeepError(f"the method must be one of fedkeep.methods, with its hyperparameters, not {method!r}")
-        self.settings, self.data, self.callbacks = settings, data, tuple(callbacks)
+        if not isinstance(data, Dataset):
+            raise DataError(f"the data must come from fedkeep.data.load or from_arrays, not as {type(data).__name__}")
+        self.settings, self.data, self.callbacks = settings, data, _checked(callbacks)
         self.clients = Partition.of(clients, len(data.y_train))
         self.cohort_size = settings.cohort_size(len(self.clients))
         self.image = _image(data, settings.augment)
-        device = torch.device(_device(settings.device))
+        device = _device(settings.device)
         dtype = DTYPES[settings.dtype]
         inputs = Inputs(dtype, data.mean, data.std, settings.augment or None)
         plain = Inputs(dtype, data.mean, data.std)
@@ -70,6 +73,7 @@ class Simulation:
             data.n_classes,
             len(self.clients),
             _prepared(data.public, plain, device),
+            criterion,
             optimizer=optim.make(settings.optimizer, settings.momentum, settings.weight_decay),
             lr=settings.lr_in,
             device=device,
@@ -80,7 +84,7 @@ class Simulation:
         check_forward(self.task, two)
         self.local = Local(self.method, self.task, inputs, settings.clip_norm)
         self.engine = choose_engine(settings.engine, self.local, self.x, self.y, two)
-        self.server = self.method.init_server(self.task, self.task.init)
+        self.server = _tree(self.method, "init_server", self.method.init_server(self.task, self.task.init))
         self.states = ClientStore()
         self.folder: RunFolder | None = None
         self.round = 0
@@ -107,24 +111,27 @@ class Simulation:
     def run(self) -> History:
         """Run to the last round, or until a callback stops it."""
         with _deterministic(self.settings.deterministic):
-            if not self.history.records:
-                self._record({"round": 0, **self._evaluate()})
-                self._checkpoint()
-            while self.round < self.settings.rounds and not self._stop:
-                self.step()
-                if self.folder and (self.round % self.folder.checkpoint_every == 0):
-                    self._checkpoint()
+            self._begin()
+            try:
+                while self.round < self.settings.rounds and not self._stop:
+                    self.step()
+                    if self.folder and self.round % self.folder.checkpoint_every == 0:
+                        self._checkpoint()
+            except Diverged as error:
+                error.history = self.history
+                raise
         self._checkpoint()
         self.history.params = tree.to(self.params, "cpu")
         return self.history
 
     def step(self) -> Record:
         """Run one round and return its record."""
+        self._begin()
         began = time.perf_counter()
         settings = self.settings
         number = self.round + 1
         lr = settings.lr_in(number)
-        shared = self.method.broadcast(self.server)
+        shared = _tree(self.method, "broadcast", self.method.broadcast(self.server))
         sampled = sample_cohort(settings.seed, number, len(self.clients), self.cohort_size)
         jobs = [self._job(int(k), number, shared) for k in sampled if len(self.clients[int(k)])]
         ids = [job.id for job in jobs]
@@ -132,7 +139,7 @@ class Simulation:
             "round": number,
             "lr": lr,
             "cohort": ids,
-            "skipped": [int(k) for k in sampled if int(k) not in ids],
+            "skipped": sorted({int(k) for k in sampled} - set(ids)),
             "bytes_down": tree.nbytes(shared) * len(jobs),
             "bytes_up": 0,
             "train_loss": None,
@@ -143,7 +150,8 @@ class Simulation:
             record["train_loss"] = float(np.mean(losses))
             record["bytes_up"] = tree.nbytes(trained.upload)
             cohort = Cohort(tuple(ids), number, server_seed(settings.seed, number))
-            self.server = tree.detach(self.method.aggregate(self.task, self.server, trained.upload, cohort))
+            server = self.method.aggregate(self.task, self.server, trained.upload, cohort)
+            self.server = tree.detach(_tree(self.method, "aggregate", server))
             check_server(number, self.server)
             for k, client in enumerate(ids):
                 if trained.client:
@@ -172,8 +180,15 @@ class Simulation:
             self.round, self.history.records = saved.round, saved.records
         return self
 
+    def _begin(self) -> None:
+        """Record the untrained model, if that has not been done."""
+        if not self.history.records:
+            self._record({"round": 0, **self._evaluate()})
+            self._checkpoint()
+
     def _record(self, record: Record) -> None:
         self.history.records.append(record)
+        self.history.params = self.params
         if self.folder:
             self.folder.append(record)
 
@@ -210,18 +225,48 @@ class Simulation:
     def _evaluate_local(self, params: Tree, jobs: list[Job]) -> Record:
         args = (self.x_test, self.y_test, self._plain)
         if isinstance(self.engine, Stacked):
-            confusion, _ = evaluate(self.task, params, *args, each=stacked)
+            confusion, _ = evaluate(self.task, params, *args, each=stacked, chunk=max(1, 1000 // len(jobs)))
         else:
             confusion = torch.stack(
                 [evaluate(self.task, tree.take(params, k), *args, each=once)[0] for k in range(len(jobs))]
             )
         labels = [self.y[torch.from_numpy(job.examples).to(self.y.device)] for job in jobs]
         counts = [torch.bincount(y, minlength=self.task.n_classes).tolist() for y in labels]
-        return {"confusion": confusion.tolist(), "label_counts": counts}
+        hits, total = confusion.diagonal(dim1=-2, dim2=-1), confusion[0].sum(-1)
+        return {"hits": hits.tolist(), "total": total.tolist(), "label_counts": counts}
 
 
-def _device(name: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else str(name)
+def _device(name: str) -> torch.device:
+    cuda = torch.cuda.is_available()
+    try:
+        device = torch.device(("cuda" if cuda else "cpu") if name == "auto" else name)
+    except (RuntimeError, TypeError):
+        raise FedkeepError(
+            f"unknown device {name!r}: {nearest(str(name), ['auto', 'cpu', 'cuda', 'cuda:0'])}"
+        ) from None
+    if device.type == "cuda" and not cuda:
+        raise FedkeepError(f"device = {name!r}, but there is no CUDA device here")
+    return device
+
+
+def _checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    found = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    for callback in found:
+        if not callable(callback):
+            raise FedkeepError(
+                f"a callback is called with the simulation and the record; {callback!r} cannot be called"
+            )
+    return found
+
+
+def _tree(method: FedAvg, hook: str, value: Any) -> Tree:
+    """Check what a server hook returned: a method that forgets the weights is told so by its name."""
+    if not isinstance(value, dict) or not isinstance(value.get("params"), dict):
+        raise MethodError(f'{method.name}: {hook} must return a dict with "params", not {type(value).__name__}')
+    bad = [path for path, leaf in tree.items(value) if not isinstance(leaf, torch.Tensor)]
+    if bad:
+        raise MethodError(f"{method.name}: {hook} must return tensors, but {bad[0]} is not one")
+    return value
 
 
 def _image(data: Dataset, augment: Augment | None) -> tuple[int, int] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 
 from fedkeep import optim
@@ -40,6 +41,9 @@ class Settings:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            if isinstance(value := getattr(self, f.name), np.generic):
+                object.__setattr__(self, f.name, value.item())
         for name in ("dtype", "autocast"):
             value = getattr(self, name)
             value = str(value).removeprefix("torch.") if value is not None else None
@@ -59,8 +63,12 @@ class Settings:
                 raise FedkeepError(f"{name} must be a whole number of at least {low}, not {value!r}")
         for name in ("lr", "lr_decay", *(["clip_norm"] if self.clip_norm is not None else [])):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not (0 < value < math.inf):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
                 raise FedkeepError(f"{name} must be a number above 0, not {value!r}")
+        if not isinstance(self.deterministic, bool):
+            raise FedkeepError(f"deterministic must be True or False, not {self.deterministic!r}")
+        if self.augment is not None and not isinstance(self.augment, Augment):
+            raise FedkeepError(f"augment must be a fedkeep.data.Augment, not {self.augment!r}")
         optim.make(self.optimizer, self.momentum, self.weight_decay)
         if self.engine not in ENGINES:
             raise FedkeepError(f"unknown engine {self.engine!r}: {nearest(self.engine, ENGINES)}")
@@ -79,7 +87,5 @@ class Settings:
                 raise FedkeepError(f"participation = {share} clients a round, but there are {n_clients}")
             return share
         if share > 1:
-            raise FedkeepError(
-                f"participation = {share}: a share is at most 1.0; for {share:g} clients say {int(share)}"
-            )
+            raise FedkeepError(f"participation = {share}: a share is at most 1.0; a number of clients is a whole one")
         return max(1, round(share * n_clients))

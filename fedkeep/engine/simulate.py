@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedkeep
+from fedkeep import losses
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine.rounds import Callback, Simulation
@@ -32,6 +33,7 @@ def simulate(
     clients: Partition | Iterable[Any],
     *,
     callbacks: Iterable[Callback] = (),
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     run_dir: str | Path | None = None,
     checkpoint_every: int = 10,
     **settings: Any,
@@ -39,14 +41,14 @@ def simulate(
     """Run a federation to its end and return what it leaves behind.
 
     `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`; `clients` a partition, or any
-    iterable of index arrays. The settings are those of `Settings`. A callback is called after every round with the
-    simulation and the round's record. With `run_dir` everything is written there, and `fedkeep.resume` goes on with a
-    run that was interrupted.
+    iterable of index arrays; `criterion` the loss, one value per example. The settings are those of `Settings`. A
+    callback is called after every round with the simulation and the round's record. With `run_dir` everything is
+    written there, and `fedkeep.resume` goes on with a run that was interrupted.
     """
     unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
     if unknown:
         raise FedkeepError(f"unknown setting {unknown[0]!r}: {nearest(unknown[0], Settings.__dataclass_fields__)}")
-    simulation = Simulation(method, model, data, clients, Settings(**settings), callbacks)
+    simulation = Simulation(method, model, data, clients, Settings(**settings), callbacks, criterion)
     if run_dir is None:
         return simulation.run()
     return start(simulation, Path(run_dir), {"checkpoint_every": checkpoint_every})

@@ -197,8 +197,9 @@ def unstackable(task: Task, x: Any) -> str | None:
     ]
     two = tree.map(lambda w: torch.stack([w, w]).requires_grad_(), task.init)
     try:
-        logits = stacked(lambda w: task.apply(w, x, train=True), two)
-        torch.autograd.grad(logits.sum(), tree.leaves(two), materialize_grads=True)
+        with torch.enable_grad():
+            logits = stacked(lambda w: task.apply(w, x, train=True), two)
+            torch.autograd.grad(logits.sum(), tree.leaves(two), materialize_grads=True)
         stacked(lambda w: task.apply(w, x), tree.detach(two))
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200]

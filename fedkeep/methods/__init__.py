@@ -11,15 +11,70 @@ from importlib.metadata import entry_points
 
 from fedkeep.errors import MethodError, nearest
 from fedkeep.method import FedAvg
+from fedkeep.methods.fedavg_finetune import FedAvgFinetune
+from fedkeep.methods.fedavgm import FedAvgM
+from fedkeep.methods.fedcad import FedCAD
+from fedkeep.methods.fedcurv import FedCurv
+from fedkeep.methods.feddf import FedDF
+from fedkeep.methods.feddyn import FedDyn
+from fedkeep.methods.fedgkd import FedGKD
+from fedkeep.methods.fedgkd_vote import FedGKDVote
+from fedkeep.methods.fedka import FedKA
+from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.fedssd import FedSSD
+from fedkeep.methods.flashback import Flashback
+from fedkeep.methods.moon import MOON
 from fedkeep.methods.scaffold import Scaffold
 
-__all__ = ["REGISTRY", "FedAvg", "FedNTD", "FedProx", "Scaffold", "discover", "get"]
+__all__ = [
+    "MOON",
+    "REGISTRY",
+    "FedAvg",
+    "FedAvgFinetune",
+    "FedAvgM",
+    "FedCAD",
+    "FedCurv",
+    "FedDF",
+    "FedDyn",
+    "FedGKD",
+    "FedGKDVote",
+    "FedKA",
+    "FedNTD",
+    "FedNova",
+    "FedProx",
+    "FedSSD",
+    "Flashback",
+    "Scaffold",
+    "discover",
+    "get",
+]
 
 ENTRY_POINT_GROUP = "fedkeep.methods"
 
-REGISTRY: dict[str, type[FedAvg]] = {cls.name: cls for cls in (FedAvg, FedProx, Scaffold, FedNTD)}
+REGISTRY: dict[str, type[FedAvg]] = {
+    cls.name: cls
+    for cls in (
+        FedAvg,
+        FedProx,
+        FedAvgM,
+        Scaffold,
+        FedNova,
+        MOON,
+        FedNTD,
+        FedGKD,
+        FedGKDVote,
+        FedCurv,
+        FedDyn,
+        FedKA,
+        FedSSD,
+        FedCAD,
+        Flashback,
+        FedDF,
+        FedAvgFinetune,
+    )
+}
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from fedkeep.errors import ModelError, nearest
 from fedkeep.models.networks import Network, cnn_fedka, cnn_fedntd, cnn_fedssd, mlp
 from fedkeep.models.norm import to_group_norm
 from fedkeep.models.resnet import resnet8, resnet10, resnet18, resnet50
+from fedkeep.task import seeded
 
 __all__ = [
     "REGISTRY",
@@ -63,8 +64,7 @@ def build(
     for option in others:
         if option not in valid:
             raise ModelError(f"unknown option {option!r} of {name}: {nearest(option, valid)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, torch.device("cpu")):
         return REGISTRY[name](input_shape, n_classes, projection=projection, **others)
 
 
