@@ -1,10 +1,12 @@
 # make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes)
+# make bench  prints the speed of a round beside a plain script's, and what a large population costs
 # make test   sets it up and runs lint, types, tests, and the packaged wheel in an environment of its own
 PYTHON ?= python3
 VENV   ?= .venv
+PIP_ARGS ?=
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo test lint types unit package format clean
+.PHONY: help setup demo test lint types unit package bench format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -12,7 +14,7 @@ help:
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedkeep needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	touch $@
 
 setup: $(VENV)/.ready
@@ -30,10 +32,14 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -n 2 -m 'not package'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not package'
 
 package: setup
 	$(BIN)/python -m pytest -m package
+
+bench: setup
+	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/population.py
 
 format: setup
 	$(BIN)/ruff check --fix .

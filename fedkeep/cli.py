@@ -129,13 +129,16 @@ def run(
     sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: a run for each value; may be repeated.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="The run folder's name (with a sweep: how names begin).")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, each in a process of its own.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, or a sweep of them, each into a folder of its own; go on with those that are there already.
 
-    Example: fedkeep run digits.toml lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2
+    FILE.toml may also be the name of an experiment that comes with fedkeep: digits. method=all sweeps all methods.
+
+    Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
-    from fedkeep import config, terminal
+    from fedkeep import config, sweeping, terminal
 
     file, overrides = _words(words)
     given = config.read(file) if file else {}
@@ -145,13 +148,18 @@ def run(
         said = [*overrides, *combination]
         label = _folder_name(base, combination if name else said)
         todo[label] = config.Experiment.from_dict(config.override(given, said))
-    histories = {}
+    histories: dict[str, History] = {}
     with terminal.Bar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
-        for label, experiment in todo.items():
-            progress.begin(label)
-            histories[label] = experiment.run(runs / label, (progress,))
-            progress.end(label, histories[label])
-    _show_runs(histories, as_json, runs)
+        for label, outcome in sweeping.run_all(todo, runs, jobs, progress):
+            if isinstance(outcome, Diverged):
+                progress.say(f"{label}: {outcome}")
+            else:
+                histories[label] = outcome
+                progress.end(label, outcome)
+    if histories:
+        _show_runs(histories, as_json, runs)
+    if len(histories) < len(todo):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -177,6 +185,7 @@ def resume(
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
     as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """Put runs side by side: grouped by setting, mean and spread over seeds.
 
@@ -184,6 +193,9 @@ def compare(
     """
     from fedkeep import compare as job
 
+    if markdown:
+        print(job.as_markdown(job.group(folders)))
+        return
     if not as_json:
         _comparison(Console(), folders)
         return
@@ -258,12 +270,11 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
 
 def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:
     table = Table(title="Sizes in models, for each client and round", title_justify="left", box=box.SIMPLE_HEAD)
-    for head in ("method", "paper", "down", "up", "discloses", "client keeps", "public set"):
-        table.add_column(head)
-    for key, (cls, size) in found.items():
+    for head in ("method", "down", "up", "discloses", "client keeps", "public set"):
+        table.add_column(head, no_wrap=head == "method")
+    for key, (_, size) in found.items():
         table.add_row(
             key,
-            cls.paper.rpartition(", ")[2],
             f"{size.down:.1f}",
             f"{size.up:.1f}",
             ", ".join(size.uploads),

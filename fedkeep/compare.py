@@ -77,6 +77,25 @@ def group(paths: Iterable[str | Path]) -> list[Group]:
     return found
 
 
+def as_markdown(groups: list[Group]) -> str:
+    """Write the table in Markdown: accuracies in percent, mean±standard deviation over seeds."""
+    lines = [
+        "| method | final | best | smoothed | forgetting | round forgetting | MB | runs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for g in groups:
+        mean, spread = g.mean(), g.spread()
+        several = len(g.histories) > 1
+
+        def cell(key: str, digits: int, scale: float, mean: Any = mean, spread: Any = spread, n: bool = several) -> str:
+            return f"{mean[key] * scale:.{digits}f}" + (f"±{spread[key] * scale:.{digits}f}" if n else "")
+
+        accuracies = " | ".join(cell(key, 1, 100) for key in ("final", "best", "smoothed"))
+        losses = " | ".join(cell(key, 3, 1) for key in ("forgetting", "round_forgetting"))
+        lines.append(f"| {g.label} | {accuracies} | {losses} | {mean['bytes'] / 1e6:.1f} | {len(g.histories)} |")
+    return "\n".join(lines)
+
+
 def _is_default(g: Group, text: str) -> bool:
     """Whether a hyperparameter is only there because other methods lack it, and stands at its default."""
     from fedkeep import methods

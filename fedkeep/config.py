@@ -41,6 +41,7 @@ from fedkeep.history import History
 from fedkeep.method import FedAvg
 from fedkeep.runs import FORMAT, load_run, read_experiment
 
+PACKAGED = Path(__file__).parent / "experiments"
 SPLITS: dict[str, Callable[..., Partition]] = {
     "iid": partition.iid,
     "shards": partition.shards,
@@ -172,11 +173,16 @@ class Experiment(BaseModel):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read an experiment file as a dict."""
+    """Read an experiment file, or one that comes with fedkeep under that name, as a dict."""
+    if not path.exists() and path.suffix in ("", ".toml") and (PACKAGED / path.with_suffix(".toml").name).exists():
+        path = PACKAGED / path.with_suffix(".toml").name
     try:
         given = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
+        known = [p.stem for p in sorted(PACKAGED.glob("*.toml"))]
+        raise ConfigError(
+            f"there is no file {path}, and no experiment of that name: {nearest(path.stem, known)}"
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if given.get("format", FORMAT) != FORMAT:
@@ -225,7 +231,10 @@ def sweep(swept: Sequence[str]) -> list[list[str]]:
         key, equals, written = text.partition("=")
         if not equals or not written:
             raise ConfigError(f"{text!r} is not a sweep: write key=a,b,c, such as seed=0,1,2")
-        axes.append([f"{key}={value.strip()}" for value in written.split(",")])
+        values = [value.strip() for value in written.split(",")]
+        if values == ["all"] and key in ("method", "method.name"):
+            values = list(methods.discover())
+        axes.append([f"{key}={value}" for value in values])
     return [list(combination) for combination in itertools.product(*axes)]
 
 

@@ -48,6 +48,14 @@ class Bar:
         """Say which run is going on."""
         self.progress.update(self.task, description=name)
 
+    def advance(self, rounds: int) -> None:
+        """Count rounds that were run elsewhere."""
+        self.progress.advance(self.task, rounds)
+
+    def say(self, text: str) -> None:
+        """Print a line among the progress."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def __call__(self, simulation: Any, record: Record) -> None:
         """Count a round; this is a callback of the simulation."""
         self.progress.advance(self.task)

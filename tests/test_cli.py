@@ -91,7 +91,7 @@ def test_importing_needs_torch_and_numpy_alone() -> None:
             sys.modules[name] = None
         import numpy as np
         import fedkeep as fk
-        x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 2
+        x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4
         data = fk.data.from_arrays(x, y, x, y)
         history = fk.simulate("fedntd", "mlp", data, fk.data.partition.iid(y, 4), rounds=2, participation=2)
         print(history.rounds.tolist())

@@ -447,6 +447,13 @@ def test_divergence_keeps_what_was_measured(problem: Problem) -> None:
     assert caught.value.history.rounds.tolist() == [1]
 
 
+def test_two_classes_are_too_few_for_fedntd() -> None:
+    x, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2
+    data = fk.data.from_arrays(x, y, x, y)
+    with pytest.raises(fk.errors.MethodError, match="at least three classes"):
+        fk.simulate("fedntd", "mlp", data, [np.arange(20)], participation=1)
+
+
 def test_a_criterion_of_ones_own(problem: Problem) -> None:
     def smoothed(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(z, y, reduction="none", label_smoothing=0.2)

@@ -28,7 +28,7 @@ class FedAvgFinetune(FedAvg):
     paper: ClassVar[str] = "Aljahdali et al., arXiv 2024"
     E_s: int = hyper(20, "most epochs on the server a round", low=0, whole=True, neutral=0, other=1)
     batch_size: int = hyper(50, "examples a step on the server", low=1, whole=True, other=2)
-    patience: int = hyper(2, "epochs without gain that end it", low=1, whole=True, other=1, within={"batch_size": 2})
+    patience: int = hyper(2, "epochs without gain that end it", low=1, whole=True, other=5, within={"batch_size": 3})
 
     def init_server(self, task: Task, params: Tree) -> Tree:
         """Refuse to start without public data."""

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedkeep.errors import MethodError
 from fedkeep.losses import kl, masked_mean, mse, not_true
 from fedkeep.method import FedAvg, hyper
 from fedkeep.task import Task
@@ -37,6 +38,12 @@ class FedNTD(FedAvg):
     tau: float = hyper(1.0, "temperature of both softmaxes", above=0, other=3.0)
     lam: float = hyper(1.0, "from plain distillation (0) to not-true distillation (1)", low=0, high=1, other=0.0)
     distance: str = hyper("kl", "between logits: KL divergence or MSE", choices=("kl", "mse"), other="mse")
+
+    def init_server(self, task: Task, params: Tree) -> Tree:
+        """Refuse two classes, where a softmax over the one that is not true teaches nothing."""
+        if task.n_classes < 3 and self.beta and self.lam and self.distance == "kl":
+            raise MethodError(f"fedntd needs at least three classes, not {task.n_classes}: with two it is just FedAvg")
+        return super().init_server(task, params)
 
     def annotate(self, task: Task, shared: Tree, local: Tree, x: Any, y: Tensor) -> Tree:
         """Note the global model's logits z_g."""

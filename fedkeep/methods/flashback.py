@@ -51,7 +51,7 @@ class Flashback(FedAvg):
     T: float = hyper(3.0, "temperature of the distilled softmaxes", above=0, other=1.0)
     E_s: int = hyper(20, "most epochs on the server a round", low=1, whole=True, other=1)
     batch_size: int = hyper(50, "examples a step on the server", low=1, whole=True, other=2)
-    patience: int = hyper(2, "epochs without gain that end it", low=1, whole=True, other=1, within={"batch_size": 2})
+    patience: int = hyper(2, "epochs without gain that end it", low=1, whole=True, other=5, within={"batch_size": 3})
     knowledge: str = hyper("label_count", "what a model is taken to know", choices=("label_count", "mean_probability"),
                            other="mean_probability")  # fmt: skip
     side: str = hyper("both", "where to distil", choices=("both", "client", "server"), other="client")

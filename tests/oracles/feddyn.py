@@ -10,7 +10,7 @@ from oracles.fedavg import Oracle
 
 class FedDynOracle(Oracle):
     def begin(self):
-        self.h = {**self.h, "state": {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}}
+        self.pull = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}  # the paper's h
         self.g = [{n: torch.zeros_like(p) for n, p in self.model.named_parameters()} for _ in self.clients]
 
     def train(self, k, number):
@@ -34,8 +34,8 @@ class FedDynOracle(Oracle):
         with torch.no_grad():
             for n, p in self.model.named_parameters():
                 ours = [dict(m.named_parameters())[n] for m in locals_]
-                self.h["state"][n] = self.h["state"][n] - alpha / everyone * sum(w - p for w in ours)
-                p.copy_(sum(ours) / len(ours) - self.h["state"][n] / alpha)
+                self.pull[n] = self.pull[n] - alpha / everyone * sum(w - p for w in ours)
+                p.copy_(sum(ours) / len(ours) - self.pull[n] / alpha)
 
 
 ORACLE, CASES = FedDynOracle, [{"alpha": 0.1}, {"alpha": 0.7}]

@@ -33,4 +33,4 @@ class FedSSDOracle(Oracle):
         return F.cross_entropy(z, y) + total / len(y)
 
 
-ORACLE, CASES = FedSSDOracle, [{"M_max": 1.0}, {"M_max": 3.0}]
+ORACLE, CASES = FedSSDOracle, [{"M_max": 0.3}, {"M_max": 3.0}]
