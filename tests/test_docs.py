@@ -46,6 +46,22 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_adding_a_method_works_as_written_and_takes_25_lines() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "add-a-method.md").read_text(), flags=re.DOTALL)
+    assert len([line for line in blocks[0].split("@dataclass")[1].splitlines() if line.strip()]) <= 25
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["history"].method == "fedadam"
+
+
+def test_every_method_has_its_page() -> None:
+    for name in fk.methods.REGISTRY:
+        text = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+        missing = [h for h in fk.methods.REGISTRY[name].hyperparameters() if f"`{h}`" not in text]
+        assert not missing, f"{name}.md does not speak of {missing}"
+
+
 def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shell blocks as commands, TOML as the file it names, Python in one namespace, all in one empty folder."""
     monkeypatch.chdir(tmp_path)

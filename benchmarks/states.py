@@ -1,0 +1,63 @@
+"""What remembering clients costs: SCAFFOLD with FedNTD's CNN, until about 2,000 clients have been visited.
+
+    python benchmarks/states.py [--visits 2000] [--cohort 20]
+
+Each client holds one image, so that the time goes into states and not into training. Every round ends in a checkpoint.
+Printed: how many clients have a state, what those states weigh on disk, the most memory the process ever held, and how
+much each checkpoint wrote. The folder is removed afterwards; it needs about 7 MB of disk for each visit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import fedkeep as fk
+from fedkeep import tree
+from fedkeep.runs import RunFolder
+
+POPULATION = 100_000
+
+
+def main() -> None:
+    """Run the rounds and print what they cost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--visits", type=int, default=2000)
+    parser.add_argument("--cohort", type=int, default=20)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, size=(POPULATION, 1, 28, 28), dtype=np.uint8)
+    y = np.arange(POPULATION) % 10
+    data = fk.data.from_arrays(x, y, x[:10], y[:10])
+    clients = fk.data.Partition(np.arange(POPULATION), np.arange(POPULATION + 1))
+    rounds = args.visits // args.cohort
+    settings = fk.Settings(rounds=rounds, participation=args.cohort, epochs=1, eval_every=rounds, engine="loop")
+    with tempfile.TemporaryDirectory() as folder, RunFolder.create(Path(folder), {"checkpoint_every": 10**9}) as run:
+        sim = fk.Simulation(fk.methods.Scaffold(), "cnn_fedntd", data, clients, settings).keep_in(run)
+        one = tree.nbytes({"c_k": sim.params})
+        written, seconds = [], []
+        for _ in range(rounds):
+            sim.step()
+            unsaved = len(sim.states._unsaved)
+            began = time.perf_counter()
+            run.checkpoint(sim.round, sim.server, sim.states)
+            seconds.append(time.perf_counter() - began)
+            written.append(unsaved)
+        on_disk = sum(p.stat().st_size for p in Path(folder, "clients").rglob("*.safetensors"))
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"torch {torch.__version__}; a state is {one / 1e6:.1f} MB, the cache {sim.states.cache_bytes / 1e6:.0f} MB"
+        )
+        print(f"  {len(sim.states)} clients have a state: {on_disk / 1e9:.1f} GB on disk")
+        print(f"  memory: {sim.states._held / 1e6:.0f} MB of states held, at most {most:.0f} MB in the process")
+        print(f"  a checkpoint wrote {np.mean(written):.1f} of them on average, in {np.median(seconds):.2f} s")
+
+
+if __name__ == "__main__":
+    main()
