@@ -163,7 +163,8 @@ def test_run_sweep_compare_and_partition(tmp_path: Path) -> None:
 
 def test_bad_input_ends_in_one_line_and_code_2(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(TEXT)
-    for args in (["run", "y.toml"], ["run", "digit"], ["run", "x.toml", "lrr=1"], ["compare", "nowhere"], ["resume", "nowhere"]):
+    wrong = [["run", "y.toml"], ["run", "digit"], ["run", "x.toml", "lrr=1"], ["compare", "nowhere"], ["resume", "no"]]
+    for args in wrong:
         done = fedkeep(*args, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith("fedkeep: ")
