@@ -237,8 +237,14 @@ def _comparison(console: Console, folders: list[Path]) -> None:
     from fedkeep import compare, terminal
 
     groups = compare.group(folders)
-    labelled = {f"{g.label} ({len(g.histories)})" if len(g.histories) > 1 else g.label: g.histories for g in groups}
-    console.print(terminal.comparison("Mean±standard deviation over runs, their number in brackets", labelled))
+    numbers = {len(g.histories) for g in groups}
+    if len(numbers) == 1:
+        title = "" if numbers == {1} else f"Mean±standard deviation over {numbers.pop()} runs"
+        labelled = {g.label: g.histories for g in groups}
+    else:
+        title = "Mean±standard deviation over runs, their number in brackets"
+        labelled = {f"{g.label} ({len(g.histories)})": g.histories for g in groups}
+    console.print(terminal.comparison(title, labelled))
 
 
 def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:

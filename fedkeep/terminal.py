@@ -87,7 +87,9 @@ def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
 
 def comparison(title: str, runs: dict[str, list[History]]) -> Table:
     """Make the table of methods: accuracies, forgetting, cost; mean±standard deviation where there are several runs."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     table.add_column("method", style="bold", overflow="fold")
     for head in ("final %", "best %", "smoothed %", "forgetting", "per round", "MB", "s"):
         table.add_column(head, justify="right", no_wrap=True)

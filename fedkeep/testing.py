@@ -18,6 +18,7 @@ from fedkeep.engine.rounds import Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
+from fedkeep.models import Network
 from fedkeep.tree import Tree
 
 TOLERANCE = 1e-11
@@ -75,22 +76,36 @@ def _run(method: FedAvg, engine: str) -> Simulation:
 
 
 def _simulation(method: FedAvg, engine: str) -> Simulation:
-    data, clients = _problem()
-    settings = Settings(
-        rounds=3, participation=4, epochs=2, batch_size=4, lr=0.05, weight_decay=1e-3, lr_decay=0.9, dtype="float64",
-        engine=engine, device="cpu", seed=5,
-    )  # fmt: skip
-    return Simulation(method, models.build("mlp", (1, 4, 4), 4, seed=3), data, clients, settings)
+    model, data, clients, settings = small_problem()
+    return Simulation(method, model, data, clients, Settings(**{**settings, "engine": engine}))
 
 
-def _problem() -> tuple[Dataset, list[np.ndarray]]:
-    """Six clients of unequal size, sorted by class, and a public set."""
+def small_problem() -> tuple[Network, Dataset, list[np.ndarray], dict[str, Any]]:
+    """Make the problem on which every runtime must agree: model, data, clients and settings.
+
+    Six clients of unequal size, sorted by class, one smaller than a batch; a public set; float64.
+    """
     rng = np.random.default_rng(7)
-    y = np.arange(80) % 4
-    x = rng.normal(size=(80, 1, 4, 4)) + np.eye(4)[y][:, None, :, None]
-    data = from_arrays(x[:64], y[:64], x[64:], y[64:]).with_public(4)
+    y = np.concatenate([np.arange(60) % 4, np.full(5, 2)])
+    x = rng.normal(size=(65, 1, 4, 4)) + np.eye(4)[y][:, None, :, None]
+    data = from_arrays(x[:55], y[:55], x[40:], y[40:], n_classes=4).with_public(2, validation=0.25)
     order = np.argsort(data.y_train.numpy(), kind="stable")
-    return data, np.split(order, [3, 14, 20, 30, 41])
+    clients = np.split(order, [3, 14, 20, 30, 41])
+    settings = {
+        "rounds": 3,
+        "participation": 4,
+        "epochs": 2,
+        "batch_size": 4,
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 1e-3,
+        "lr_decay": 0.9,
+        "dtype": "float64",
+        "engine": "loop",
+        "device": "cpu",
+        "seed": 5,
+    }
+    return models.build("mlp", (1, 4, 4), 4, seed=3), data, clients, settings
 
 
 def _shapes(value: Tree) -> list[Any]:

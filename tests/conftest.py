@@ -11,6 +11,7 @@ import torch
 import fedkeep as fk
 from fedkeep import tree
 from fedkeep.engine.loop import Loop
+from fedkeep.testing import small_problem
 
 torch.set_num_threads(1)
 
@@ -37,28 +38,7 @@ class Problem:
 
 
 def make_problem(**changes) -> Problem:
-    rng = np.random.default_rng(7)
-    y = np.concatenate([np.arange(60) % 4, np.full(5, 2)])
-    x = rng.normal(size=(65, 1, 4, 4)) + np.eye(4)[y][:, None, :, None]
-    data = fk.data.from_arrays(x[:55], y[:55], x[40:], y[40:], n_classes=4).with_public(2, validation=0.25)
-    n = len(data.y_train)
-    order = np.argsort(data.y_train.numpy(), kind="stable")
-    cuts = [3, 14, 20, 30, 41]
-    clients = np.split(order[:n], cuts)
-    model = fk.models.build("mlp", (1, 4, 4), 4, seed=3)
-    settings = {
-        "rounds": 3,
-        "participation": 4,
-        "epochs": 2,
-        "batch_size": 4,
-        "lr": 0.1,
-        "momentum": 0.9,
-        "weight_decay": 1e-3,
-        "lr_decay": 0.9,
-        "dtype": torch.float64,
-        "engine": "loop",
-        "seed": 5,
-    }
+    model, data, clients, settings = small_problem()
     return Problem(data, clients, model, {**settings, **changes})
 
 

@@ -345,23 +345,23 @@ def _interrupted(path: Path) -> None:
 def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path, forks) -> None:
     """The system refuses to let files grow beyond a limit, as a full disk would; then there is room again."""
     whole, path = tmp_path / "whole", tmp_path / "full"
-    experiment("scaffold", rounds=40, eval_local_every=1).run(whole)
+    experiment("scaffold", rounds=80, eval_local_every=1).run(whole)
     process = forks.Process(target=_run_with_little_room, args=(str(path),))
     process.start()
     process.join(120)
     assert process.exitcode == 0
-    assert fk.load_run(path).rounds[-1] < 40
+    assert fk.load_run(path).rounds[-1] < 80
     torch.set_num_threads(1)
-    experiment("scaffold", rounds=40, eval_local_every=1).run(path)
+    experiment("scaffold", rounds=80, eval_local_every=1).run(path)
     assert_same_run(whole, path)
 
 
 def _run_with_little_room(path: str) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # a checkpoint fits, 40 rounds' lines do not
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # a checkpoint fits, 80 rounds' lines do not
     try:
-        experiment("scaffold", rounds=40, eval_local_every=1).run(path)
+        experiment("scaffold", rounds=80, eval_local_every=1).run(path)
     except RunError as error:
         sys.exit(0 if "could not be written" in str(error) and "saved so far: round" in str(error) else 3)
     sys.exit(4)
