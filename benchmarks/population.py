@@ -1,82 +1,92 @@
 """What a large population costs: round time and memory with 1,000 and with 1,000,000 clients, the cohort being 10.
 
-    python benchmarks/population.py [--clients 1000,1000000] [--rounds 50]
+    python benchmarks/population.py [--clients 1000,1000000] [--rounds 100]
 
-Every client holds 20 examples of 8 numbers, made for the purpose. Each population runs in a process of its own; memory
-is what the process holds after the rounds beyond what it held with the examples and labels alone, the division among
-clients included. The populations take turns.
+Every client holds 20 examples of 8 numbers, made for the purpose. For the time, all populations live in one process and
+take turns, round by round. For the memory, each runs in a process of its own: what it holds after the rounds beyond
+what it held with the examples and labels alone, the division among clients included.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import statistics
 import subprocess
 import sys
 
+import numpy as np
+import torch
+
+import fedkeep as fk
+
 EXAMPLES, FEATURES, COHORT = 20, 8, 10
 
 
-def one(clients: int, rounds: int) -> dict[str, float]:
-    """Measure one population, in this process."""
-    import gc
-
-    import numpy as np
-    import torch
-
-    import fedkeep as fk
-
-    torch.set_num_threads(1)
+def make_data(clients: int) -> fk.data.Dataset:
+    """Make the examples."""
     n = clients * EXAMPLES
     rng = np.random.default_rng(0)
     y = rng.integers(0, 4, n)
-    x = rng.normal(size=(n, FEATURES)).astype(np.float32)
-    x[:, :4] += np.eye(4, dtype=np.float32)[y]
-    data = fk.data.from_arrays(x, y, x[:1000], y[:1000])
-    held = x.nbytes + y.nbytes
-    gc.collect()
-    before = resident()
-    split = fk.data.Partition(np.arange(n), np.arange(clients + 1) * EXAMPLES)
+    x = rng.standard_normal(size=(n, FEATURES), dtype=np.float32)
+    x[np.arange(n), y] += 1
+    return fk.data.from_arrays(x, y, x[:1000], y[:1000])
+
+
+def make_simulation(data: fk.data.Dataset, clients: int) -> fk.Simulation:
+    """Divide them, and set up SCAFFOLD, which also remembers every client it has visited."""
+    split = fk.data.Partition(np.arange(len(data.y_train)), np.arange(clients + 1) * EXAMPLES)
     settings = fk.Settings(rounds=10**6, participation=COHORT, epochs=5, batch_size=5, engine="stacked")
-    sim = fk.Simulation(fk.methods.Scaffold(), "mlp", data, split, settings)
-    for _ in range(5):
-        sim.step()
-    seconds = [sim.step()["seconds"] for _ in range(rounds)]
+    return fk.Simulation(fk.methods.Scaffold(), "mlp", data, split, settings)
+
+
+def resident() -> float:
+    """Return the megabytes of memory this process holds now (Linux)."""
     gc.collect()
-    return {"seconds": statistics.median(seconds), "more": (resident() - before) / 1e6, "held": held / 1e6}
-
-
-def resident() -> int:
-    """Return the bytes of memory this process holds now (Linux)."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * 4096 / 1e6
+
+
+def memory(clients: int, rounds: int) -> float:
+    """Measure, in this process, what a population takes beside its data."""
+    data = make_data(clients)
+    before = resident()
+    simulation = make_simulation(data, clients)
+    for _ in range(rounds):
+        simulation.step()
+    return resident() - before
 
 
 def main() -> None:
-    """Print a line for every population, and the ratio of the largest to the smallest."""
+    """Print a line for every population, beside the smallest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="1000,1000000")
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(one(args.one, args.rounds)))
+    torch.set_num_threads(1)
+    if args.memory:
+        print(memory(args.memory, args.rounds))
         return
     sizes = [int(size) for size in args.clients.split(",")]
-    found: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
-    for _ in range(args.repeats):
-        for size in sizes:
-            command = [sys.executable, __file__, "--one", str(size), "--rounds", str(args.rounds)]
-            found[size].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    middle = {size: statistics.median(r["seconds"] for r in results) for size, results in found.items()}
-    print(f"SCAFFOLD, a cohort of {COHORT}; median of {args.rounds} rounds in each of {args.repeats} processes")
-    for size, results in found.items():
-        more = max(r["more"] for r in results)
+    taken = {}
+    for size in sizes:
+        command = [sys.executable, __file__, "--memory", str(size), "--rounds", str(args.rounds)]
+        taken[size] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    running = {size: make_simulation(make_data(size), size) for size in sizes}
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(args.rounds + 5):
+        for size, simulation in running.items():
+            record = simulation.step()
+            if turn >= 5:
+                seconds[size].append(record["seconds"])
+    print(f"SCAFFOLD, a cohort of {COHORT}, 1 thread; median of {args.rounds} rounds taken in turns")
+    base = statistics.median(seconds[sizes[0]])
+    for size in sizes:
+        middle = statistics.median(seconds[size])
         print(
-            f"  {size:>9,} clients  {middle[size] * 1e3:7.2f} ms a round  {middle[size] / middle[sizes[0]]:5.2f}x   "
-            f"{more:7.1f} MB beyond the data itself ({results[0]['held']:.0f} MB)"
+            f"  {size:>9,} clients  {middle * 1e3:7.2f} ms a round  {middle / base:5.2f}x   "
+            f"{taken[size]:6.1f} MB beside the data, {taken[size] - taken[sizes[0]]:5.1f} MB more"
         )
 
 
