@@ -19,7 +19,7 @@ from fedkeep import tree
 from fedkeep.errors import MethodError
 from fedkeep.method import Cohort
 from fedkeep.optim import Optimizer
-from fedkeep.task import Public, Task
+from fedkeep.task import Public, Task, seeded
 from fedkeep.tree import Tree
 
 MIN_DELTA = 1e-4  # a smaller gain than this is none: ties must not flip between runtimes
@@ -57,6 +57,11 @@ def ensemble(task: Task, stacked: Tree, x: Any) -> Tensor:
     """Return what each of the K stacked models says of all examples, [K, n, C]."""
     K = len(tree.leaves(stacked)[0])
     return torch.stack([logits(task, tree.take(stacked, k), x) for k in range(K)])
+
+
+def validation_loss(task: Task, params: Tree, public: Public) -> Tensor:
+    """Return a model's mean loss on the validation part."""
+    return task.criterion(logits(task, params, public.x_val), public.y_val).mean()
 
 
 def credibility(task: Task, params: Tree, public: Public) -> Tensor:
@@ -100,9 +105,7 @@ def train(
     """
     params, state, step = tree.detach(params), optimizer.init(params), 0
     best, lowest, found = params, math.inf, 0
-    cuda = [task.device] if task.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
+    with seeded(seed, task.device):
         for epoch in batches(seed, n, batch_size):
             for at in epoch[: steps - step]:
                 params, state = _step(task, params, state, loss, torch.from_numpy(at), optimizer, lr(step))
@@ -138,7 +141,7 @@ def train_labelled(
         task,
         params,
         loss,
-        lambda w: task.criterion(logits(task, w, public.x_val), public.y_val).mean(),
+        lambda w: validation_loss(task, w, public),
         n,
         cohort.seed,
         optimizer=cast(Optimizer, dataclasses.replace(cast(Any, task.optimizer), weight_decay=0.0)),

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedkeep import tree
+from fedkeep import serverside, tree
 from fedkeep.errors import MethodError
 from fedkeep.losses import kl, masked_mean
 from fedkeep.method import Cohort, FedAvg, hyper
@@ -71,14 +71,6 @@ class FedGKDVote(FedAvg):
     def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average, buffer the average, and measure its loss."""
         params = tree.mean(uploads["params"], uploads["n"])
-        losses = torch.cat([validation_loss(task, params)[None], server["losses"][:-1]])
+        newest = serverside.validation_loss(task, params, serverside.public_of(task, self.name))
+        losses = torch.cat([newest[None], server["losses"][:-1]])
         return {"params": params, **push(server, params), "losses": losses}
-
-
-@torch.no_grad()
-def validation_loss(task: Task, params: Tree, chunk: int = 1024) -> Tensor:
-    """Return the mean loss on the validation part of the server's public set."""
-    assert task.public is not None
-    x, y = task.public.x_val, task.public.y_val
-    parts = torch.split(torch.arange(len(y), device=y.device), chunk)
-    return torch.cat([task.criterion(task.apply(params, tree.take(x, at)), y[at]) for at in parts]).mean()
