@@ -289,6 +289,55 @@ def test_every_client_has_a_model_of_its_own(problem: Problem, name: str) -> Non
         assert gap(sim.params, sim.personal(visited[0])) > 1e-6
 
 
+class Dropping(torch.nn.Module):
+    """A network that answers at random while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = torch.nn.Linear(16, 32), torch.nn.Linear(32, 4)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(self.body(x.flatten(1)).relu(), 0.5, self.training)
+
+    def head(self, h: torch.Tensor) -> torch.Tensor:
+        return self.out(h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+@every_method
+def test_teachers_are_in_evaluation_mode(problem: Problem, name: str) -> None:
+    """Notes, and what `prepare` computes, must not depend on dropout: a teacher in training mode would."""
+    sim = dataclasses.replace(problem, model=Dropping()).simulation(METHODS[name]())
+    sim.step()
+    shared = sim.method.broadcast(sim.server)
+    job = sim._job(5, 2, shared)
+    facts = sim.local.facts(job.plan, np.bincount(sim.y[job.examples].numpy(), minlength=4), 0.1)
+    said = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        local = sim.method.prepare(sim.task, shared, job.client, facts)
+        said.append({"local": local, "note": sim.local.note(shared, local, sim.x[:8], sim.y[:8])})
+    assert same(*said)
+
+
+@every_method
+def test_clients_remember_each_for_itself(problem: Problem, name: str) -> None:
+    """No state is lost between visits, and none is shared: not the numbers, and not the memory they live in."""
+    sim = problem.simulation(METHODS[name](), participation=1.0, rounds=2)
+    sim.run()
+    if not len(sim.states):
+        pytest.skip(f"{name} keeps nothing at its clients")
+    assert set(sim.states) == set(range(len(problem.clients)))
+    places = [leaf.untyped_storage().data_ptr() for k in sim.states for leaf in tree.leaves(sim.states[k])]
+    assert len(set(places)) == len(places)
+    large = [k for k in sim.states if any(leaf.numel() > 1 for leaf in tree.leaves(sim.states[k]))]
+    assert all(gap(sim.states[a], sim.states[b]) > 1e-9 for a in large for b in large if a < b)
+    fresh = sim.method.init_client(sim.task, sim.params)
+    assert all(gap(fresh, sim.states[k]) > 1e-9 or name == "moon" for k in sim.states)
+
+
 def test_a_loss_without_gradient_is_refused(problem: Problem) -> None:
     class Silent(FedAvg):
         name = "silent"
