@@ -58,7 +58,7 @@ def demo(
     as_json: AsJson = False,
     svg: Annotated[Path | None, typer.Option(help="Also save what is shown as an SVG picture.")] = None,
 ) -> None:
-    """FedAvg beside three cures on embedded data: who forgets, and how much. Under two minutes on two cores.
+    """FedAvg beside FedProx, SCAFFOLD and FedNTD on embedded data: who forgets, and how much. Under two minutes on two cores.
 
     Example: fedkeep demo --seeds 1
     """
