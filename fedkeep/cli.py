@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import math
 import re
 import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich import box
 from rich.console import Console
@@ -58,7 +61,7 @@ def demo(
     as_json: AsJson = False,
     svg: Annotated[Path | None, typer.Option(help="Also save what is shown as an SVG picture.")] = None,
 ) -> None:
-    """FedAvg beside FedProx, SCAFFOLD and FedNTD on embedded data: who forgets, and how much. Under two minutes on two cores.
+    """FedAvg beside FedProx, SCAFFOLD and FedNTD on embedded data: who forgets, and how much. Under two minutes.
 
     Example: fedkeep demo --seeds 1
     """
@@ -88,8 +91,21 @@ def demo(
         _print_summaries(runs)
 
 
+def _print_json(value: Any) -> None:
+    """Print JSON that every program can read: a number that is not one is null."""
+    print(json.dumps(_without_nan(value), indent=2, allow_nan=False))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _print_summaries(runs: Mapping[str, list[History]]) -> None:
-    print(json.dumps({name: [h.summary() for h in histories] for name, histories in runs.items()}, indent=2))
+    _print_json({name: [h.summary() for h in histories] for name, histories in runs.items()})
 
 
 @app.command()
@@ -111,7 +127,7 @@ def methods(
             key: {"paper": cls.paper, "hyperparameters": cls.defaults(), **asdict(size)}
             for key, (cls, size) in found.items()
         }
-        print(json.dumps(about, indent=2))
+        _print_json(about)
     elif name:
         _one_method(Console(), *found[name])
     else:
@@ -147,19 +163,23 @@ def run(
     for combination in config.sweep(sweep or []):
         said = [*overrides, *combination]
         label = _folder_name(base, combination if name else said)
+        if label in todo:
+            raise FedkeepError(f"two runs of this sweep would share the folder {label}")
         todo[label] = config.Experiment.from_dict(config.override(given, said))
     histories: dict[str, History] = {}
+    failures: list[FedkeepError] = []
     with terminal.Bar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
         for label, outcome in sweeping.run_all(todo, runs, jobs, progress):
-            if isinstance(outcome, Diverged):
+            if isinstance(outcome, FedkeepError):
+                failures.append(outcome)
                 progress.say(f"{label}: {outcome}")
             else:
                 histories[label] = outcome
                 progress.end(label, outcome)
     if histories:
         _show_runs(histories, as_json, runs)
-    if len(histories) < len(todo):
-        raise typer.Exit(1)
+    if failures:
+        raise typer.Exit(2 if len(todo) == 1 and not isinstance(failures[0], Diverged) else 1)
 
 
 @app.command()
@@ -203,7 +223,7 @@ def compare(
         {"label": g.label, "setting": g.setting, "seeds": g.seeds, "mean": g.mean(), "spread": g.spread()}
         for g in job.group(folders)
     ]
-    print(json.dumps(rows, indent=2))
+    _print_json(rows)
 
 
 @app.command()
@@ -224,9 +244,11 @@ def partition(
     data, clients = experiment.data_and_clients()
     counts = clients.label_counts(data.y_train, data.n_classes)
     if output is not None:
+        if not output.parent.is_dir():
+            raise FedkeepError(f"there is no folder {output.parent} to draw the picture in")
         output.write_text(picture.as_svg(counts, f"{data.name}: {experiment.split['kind']}"))
     if as_json:
-        print(json.dumps({"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}))
+        _print_json({"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()})
         return
     console = Console()
     console.print(picture.on_terminal(counts, console.width))
@@ -249,21 +271,25 @@ def _comparison(console: Console, folders: list[Path]) -> None:
 
 def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:
     """Tell the experiment file from the overrides."""
-    files = [word for word in words or [] if "=" not in word]
+    files = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
     if len(files) > 1:
         raise FedkeepError(f"one experiment file at a time, not {' and '.join(files)}; overrides are key=value")
-    return Path(files[0]) if files else None, [word for word in words or [] if "=" in word]
+    return Path(files[0]) if files else None, [word for word in words or [] if word not in files]
 
 
-def _folder_name(base: str, said: list[str]) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=+-]+", "-", "-".join([base, *said]))
+def _folder_name(base: Any, said: list[str]) -> str:
+    """Make a folder's name of what was said; a long one ends in a few letters that tell it from others."""
+    if not isinstance(base, str) or base in ("", ".", ".."):
+        raise FedkeepError(f"{base!r} is no name for a run's folder")
+    whole = re.sub(r"[^\w.=+-]+", "-", "-".join([base, *said]))
+    return whole if len(whole.encode()) <= 120 else f"{whole[:60]}-{zlib.crc32(whole.encode()):08x}"
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
     from fedkeep import terminal
 
     if as_json:
-        print(json.dumps({label: h.summary() for label, h in histories.items()}, indent=2))
+        _print_json({label: h.summary() for label, h in histories.items()})
         return
     console = Console()
     if len(histories) == 1:
@@ -314,10 +340,13 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.Abort:
+        print("fedkeep: interrupted; `fedkeep resume` or the same command again goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except FedkeepError as error:
         print(f"fedkeep: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Diverged) else 2)
-    except KeyboardInterrupt:
-        print("fedkeep: interrupted", file=sys.stderr)
-        sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 from fedkeep.errors import RunError
 from fedkeep.history import History
 from fedkeep.runs import EXPERIMENT, load_run
+
+log = logging.getLogger("fedkeep")
 
 _NOT_THE_SETTING = ("format", "seed", "made_by", "checkpoint_every")
 
@@ -57,24 +60,41 @@ def find(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def group(paths: Iterable[str | Path]) -> list[Group]:
-    """Read runs and group them by setting; a label names what differs between the groups."""
+    """Read runs and group them by setting; a label names what differs between the groups.
+
+    A run without an evaluated round is left out, and so is a second run of the same setting and seed; one that has not
+    come to its end stands apart, marked.
+    """
     groups: dict[str, Group] = {}
     for path in find(paths):
         history = load_run(path)
-        if not any("confusion" in r for r in history.records[1:]):
-            raise RunError(f"{path} has no evaluated round yet")
-        setting = _setting(history.about)
-        key = json.dumps(setting, sort_keys=True)
-        groups.setdefault(key, Group("", setting)).histories.append(history)
-    found = list(groups.values())
-    flat = [_flat(g.setting) for g in found]
+        if not any("confusion" in r for r in history.records if r["round"]):
+            log.warning("%s has no evaluated round; left out", path)
+            continue
+        setting, reached = _setting(history.about), history.records[-1]["round"]
+        if reached < history.about["train"]["rounds"]:
+            setting["unfinished at round"] = reached
+        found = groups.setdefault(json.dumps(setting, sort_keys=True), Group("", setting))
+        if history.about["seed"] in found.seeds:
+            log.warning("%s is a second run of one setting and seed; left out", path)
+        else:
+            found.histories.append(history)
+    if not groups:
+        raise RunError("none of these runs has an evaluated round yet")
+    _label(list(groups.values()))
+    return list(groups.values())
+
+
+def _label(groups: list[Group]) -> None:
+    """Name each group by its method and by what else differs, hyperparameters at their defaults left unsaid."""
+    flat = [_flat(g.setting) for g in groups]
     differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({repr(f.get(k)) for f in flat}) > 1]
-    for g, f in zip(found, flat, strict=True):
-        name = g.setting["method"]["name"]
-        rest = [f"{k.rpartition('.')[2]} {_short(f[k])}" for k in differing if k in f and k != "method.name"]
-        others = [k for k in rest if not (k.partition(" ")[0] in g.setting["method"] and _is_default(g, k))]
-        g.label = ", ".join([name, *others])
-    return found
+    taken: dict[str, int] = {}
+    for g, f in zip(groups, flat, strict=True):
+        said = [k for k in differing if k in f and k != "method.name" and not _is_default(g, k)]
+        label = ", ".join([g.setting["method"]["name"], *(f"{k.rpartition('.')[2]} {_short(f[k])}" for k in said)])
+        taken[label] = taken.get(label, 0) + 1
+        g.label = label if taken[label] == 1 else f"{label} #{taken[label]}"
 
 
 def as_markdown(groups: list[Group]) -> str:
@@ -96,13 +116,13 @@ def as_markdown(groups: list[Group]) -> str:
     return "\n".join(lines)
 
 
-def _is_default(g: Group, text: str) -> bool:
-    """Whether a hyperparameter is only there because other methods lack it, and stands at its default."""
+def _is_default(g: Group, key: str) -> bool:
+    """Whether a key is a hyperparameter at its default, which differs only because other methods lack it."""
     from fedkeep import methods
 
-    key = text.partition(" ")[0]
-    defaults = methods.discover().get(g.setting["method"]["name"])
-    return defaults is not None and defaults.defaults().get(key) == g.setting["method"].get(key)
+    section, _, name = key.partition(".")
+    kind = methods.discover().get(g.setting["method"]["name"])
+    return section == "method" and kind is not None and kind.defaults().get(name) == g.setting["method"].get(name)
 
 
 def _setting(about: dict[str, Any]) -> dict[str, Any]:

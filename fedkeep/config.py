@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
@@ -39,7 +40,8 @@ from fedkeep.engine.simulate import go_on, start
 from fedkeep.errors import ConfigError, FedkeepError, nearest
 from fedkeep.history import History
 from fedkeep.method import FedAvg
-from fedkeep.runs import FORMAT, load_run, read_experiment
+from fedkeep.runs import FORMAT, load_run, read_experiment, saved_round
+from fedkeep.task import Task
 
 PACKAGED = Path(__file__).parent / "experiments"
 SPLITS: dict[str, Callable[..., Partition]] = {
@@ -72,7 +74,8 @@ class Experiment(BaseModel):
             if isinstance(given.get(key), str):
                 given[key] = {_SUBJECT[key]: given[key]}
         _known("", given, cls.model_fields)
-        if isinstance(given.get("train"), dict):
+        given.setdefault("train", {})
+        if isinstance(given["train"], dict):
             given["train"] = _settings({**given["train"], "seed": given.get("seed", 0)})
         try:
             return cls(**given)
@@ -115,7 +118,13 @@ class Experiment(BaseModel):
         kind = _subject("split", given)
         if kind not in SPLITS:
             raise ConfigError(f"unknown split {kind!r}: {nearest(kind, SPLITS)}")
-        _known("split", given, ["kind", *(set(inspect.signature(SPLITS[kind]).parameters) - {"y", "ids"})])
+        options = {
+            name: p for name, p in inspect.signature(SPLITS[kind]).parameters.items() if name not in ("y", "ids")
+        }
+        _known("split", given, ["kind", *options])
+        missing = [name for name, p in options.items() if p.default is p.empty and name not in given]
+        if missing:
+            raise ConfigError(f"split.{missing[0]} is missing: {kind} needs it")
         return given
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,10 +175,12 @@ class Experiment(BaseModel):
 
     def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
         """Go on with this experiment's run in a folder."""
-        found = load_run(path)
-        if found.saved is not None and found.saved >= self.train.rounds:
-            return found
-        return go_on(path, *self.parts(), callbacks)
+        parts = self.parts()
+        if (saved_round(path) or 0) < self.train.rounds:
+            return go_on(path, *parts, callbacks)
+        found, (_, model, data, clients, _) = load_run(path), parts
+        found.build = Task(model, data.n_classes, len(clients)).module
+        return found
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -212,7 +223,9 @@ def override(given: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
             inner = table
             *parents, last = name.split(".")
             for parent in parents:
-                inner = inner.setdefault(parent, {})
+                inner = inner.setdefault(parent, {}) if isinstance(inner, dict) else inner
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{text!r}: there is no table {'.'.join([section, *parents])} to set {last} in")
             inner[last] = value
             given[section] = table
         else:
@@ -226,12 +239,17 @@ def sweep(swept: Sequence[str]) -> list[list[str]]:
     >>> sweep(["seed=0,1", "method=fedavg,fedntd"])[1:3]
     [['seed=0', 'method=fedntd'], ['seed=1', 'method=fedavg']]
     """
-    axes = []
+    axes: list[list[str]] = []
+    places: list[str] = []
     for text in swept:
         key, equals, written = text.partition("=")
         if not equals or not written:
             raise ConfigError(f"{text!r} is not a sweep: write key=a,b,c, such as seed=0,1,2")
-        values = [value.strip() for value in written.split(",")]
+        place = _place(key.strip())
+        if place in places:
+            raise ConfigError(f"{key} is swept twice")
+        places.append(place)
+        values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", written)]
         if values == ["all"] and key in ("method", "method.name"):
             values = list(methods.discover())
         axes.append([f"{key}={value}" for value in values])
@@ -246,6 +264,9 @@ def _settings(given: dict[str, Any]) -> Settings:
     _known("train", {k: v for k, v in given.items() if k != "seed"}, _TRAIN)
     if isinstance(given.get("augment"), dict):
         _known("train.augment", given["augment"], ["crop", "flip", "cutout"])
+    for key, value in given.items():
+        if isinstance(value, bool) and key != "deterministic":
+            raise ConfigError(f"train.{key} = {str(value).lower()}: true and false mean nothing here")
     try:
         return TypeAdapter(Settings).validate_python(given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The demonstration: FedAvg beside three other methods, over the same cohorts of clients that know about two digits each."""
+"""The demonstration: FedAvg beside three other methods, over the same cohorts of clients with about two digits each."""
 
 from __future__ import annotations
 

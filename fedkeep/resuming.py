@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from fedkeep import methods
+from fedkeep import losses, methods
 from fedkeep.data import Augment, Dataset, Partition
 from fedkeep.engine.rounds import Callback
 from fedkeep.engine.settings import Settings
@@ -27,11 +27,12 @@ def resume(
     data: Dataset | None = None,
     clients: Partition | Iterable[Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
 ) -> History:
     """Go on with an interrupted run, to the same final weights, bit for bit, as if nothing had happened.
 
     A run started from an experiment file needs nothing more. One started with `simulate` needs the same model, data
-    and clients again (and the method, if it is not a registered one): a file cannot hold them.
+    and clients again (and the method and the criterion, if they are your own): a file cannot hold them.
     """
     path = Path(run_dir)
     if model is None and data is None and clients is None:
@@ -46,6 +47,5 @@ def resume(
     if "augment" in train:
         train["augment"] = Augment(**train["augment"])
     settings = Settings(**train, seed=about["seed"])
-    return go_on(
-        path, method or methods.get(about["method"]["name"])(**hypers), model, data, clients, settings, callbacks
-    )
+    method = method or methods.get(about["method"]["name"])(**hypers)
+    return go_on(path, method, model, data, clients, settings, callbacks, criterion)

@@ -163,6 +163,13 @@ def read_records(path: Path, upto: int | None = None) -> list[Record]:
     return records
 
 
+def saved_round(path: Path) -> int | None:
+    """Return the round of a run's checkpoint, or None before the first."""
+    if not (path / CHECKPOINT).exists():
+        return None
+    return int(read_tree(path / CHECKPOINT)[1]["round"])
+
+
 def load_run(path: str | Path) -> History:
     """Read what a run has left so far; it may still be going on, or have been interrupted."""
     path = Path(path)

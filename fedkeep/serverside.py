@@ -31,7 +31,7 @@ def public_of(task: Task, method: str, validation: bool = False) -> Public:
     if public is None:
         raise MethodError(
             f"{method} needs examples of its own on the server: give the data a public part, "
-            "as in load(..., public=0.1) or data.with_public(0.1)"
+            "as in load(..., public=0.1), or data.public=0.1 in an experiment"
         )
     if validation and not size(public.x_val):
         raise MethodError(

@@ -90,7 +90,8 @@ def comparison(title: str, runs: dict[str, list[History]]) -> Table:
     table = Table(
         title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    table.add_column("method", style="bold", overflow="fold")
+    longest = max(len(word) for name in runs for word in name.split())
+    table.add_column("method", style="bold", overflow="fold", min_width=min(longest, 20))
     for head in ("final %", "best %", "smoothed %", "forgetting", "per round", "MB", "s"):
         table.add_column(head, justify="right", no_wrap=True)
     summaries = {name: [h.summary() for h in histories] for name, histories in runs.items()}

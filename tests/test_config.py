@@ -73,6 +73,12 @@ def test_the_seed_decides_split_cohorts_and_weights_unless_they_have_their_own()
         (["seed=-1"], "seed must be a whole number of at least 0, not -1"),
         (["checkpoint_every=0"], "checkpoint_every = 0"),
         (["lr"], "write key=value"),
+        (["lr=true"], "train.lr = true"),
+        (["seed.x=3"], "seed = {'x': 3}"),
+        (["method.name.x=3"], "there is no table method.name to set x in"),
+        (["split=iid"], "split.n_clients is missing: iid needs it"),
+        (["split=dirichlet", "split.n_clients=3"], "split.alpha is missing"),
+        (["seed=99999999999999999999"], "seed must be below 2**63"),
     ],
 )
 def test_a_typo_names_the_nearest(overrides: list[str], said: str) -> None:
@@ -80,6 +86,11 @@ def test_a_typo_names_the_nearest(overrides: list[str], said: str) -> None:
         made(*overrides)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_seed_counts_without_a_train_table() -> None:
+    bare = {k: v for k, v in GIVEN.items() if k != "train"}
+    assert Experiment.from_dict({**bare, "seed": 5}).train.seed == 5
 
 
 def test_what_is_missing_is_named() -> None:
@@ -111,8 +122,12 @@ def test_overrides_reach_into_tables_and_drop_the_old_methods_settings() -> None
 def test_a_sweep_is_the_product_of_its_axes() -> None:
     assert sweep([]) == [[]]
     assert len(sweep(["seed=0,1,2", "method=fedavg,fedntd"])) == 6
+    assert sweep(["model.hidden=[64,32],[32]"]) == [["model.hidden=[64,32]"], ["model.hidden=[32]"]]
+    assert len(sweep(["method=all"])) == len(fk.methods.REGISTRY)
     with pytest.raises(ConfigError, match="key=a,b,c"):
         sweep(["seed"])
+    with pytest.raises(ConfigError, match="swept twice"):
+        sweep(["train.lr=0.1,0.2", "lr=0.3"])
 
 
 plain = st.one_of(
@@ -158,6 +173,8 @@ def test_run_sweep_compare_and_partition(tmp_path: Path) -> None:
     assert "6 clients with" in split.stdout
     assert (tmp_path / "split.svg").read_text().startswith("<svg")
     counts = json.loads(fedkeep("partition", "x.toml", "--json", cwd=tmp_path).stdout)
+    sparse = fedkeep("run", "x.toml", "eval_every=2", "--name", "sparse", "--json", cwd=tmp_path).stdout
+    assert json.loads(sparse, parse_constant=pytest.fail)["sparse"]["round_forgetting"] is None
     assert sum(counts["sizes"]) == sum(map(sum, counts["label_counts"])) == 1438
 
 
@@ -197,6 +214,40 @@ def test_groups_are_labelled_by_what_differs(tmp_path: Path) -> None:
     }
     with pytest.raises(RunError, match="holds none"):
         compare.find([tmp_path / "a" / "clients"])
+
+
+def test_labels_do_not_collide_and_runs_count_once(tmp_path: Path) -> None:
+    """feddf has a batch_size of its own; a copied run and one without a round are left out."""
+    for name, overrides in {"a": ["batch_size=60"], "b": ["batch_size=30"], "c": ["batch_size=60"]}.items():
+        made("method=feddf", "method.max_steps=2", "data.public=4", *overrides).run(tmp_path / name)
+    with pytest.raises(fk.errors.Diverged):
+        made("lr=1e30").run(tmp_path / "d")
+    groups = compare.group([tmp_path])
+    assert [(g.label, g.seeds) for g in groups] == [("feddf, batch_size 60", [0]), ("feddf, batch_size 30", [0])]
+
+
+def test_one_bad_run_does_not_take_the_others_along(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(TEXT)
+    done = fedkeep(
+        "run",
+        "x.toml",
+        "--sweep",
+        "data=nope.npz,digits",
+        "--sweep",
+        "lr=0.1,1e30",
+        "--jobs",
+        "2",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert list(json.loads(done.stdout)) == ["x-data=digits-lr=0.1"]
+    assert "x-data=nope.npz-lr=0.1: there is no file" in done.stderr
+    assert "x-data=digits-lr=1e30: diverged" in done.stderr
+    again = fedkeep("run", "runs/x-data=digits-lr=0.1/experiment.toml", "--name", "again", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for name in (".", ".."):
+        assert fedkeep("run", "x.toml", "--name", name, cwd=tmp_path).returncode == 2
 
 
 def test_the_picture_of_a_split() -> None:

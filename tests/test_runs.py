@@ -209,6 +209,37 @@ def test_python_objects_are_resumed_when_they_are_given_again(tmp_path: Path, pr
     assert same(whole.params, history.params)
 
 
+def smoothed(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(z, y, reduction="none", label_smoothing=0.2)
+
+
+def test_what_was_given_at_the_start_must_be_given_again(tmp_path: Path, problem: Problem) -> None:
+    """A criterion of one's own, and the normalisation of the data, are part of the run."""
+    import dataclasses
+
+    def stop(simulation: fk.Simulation, record: dict) -> None:
+        raise KeyboardInterrupt
+
+    args = {"model": problem.model, "data": problem.data, "clients": problem.clients}
+    where = {"run_dir": tmp_path / "r", "checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        fk.simulate("fedavg", *args.values(), **problem.settings, **where, callbacks=stop, criterion=smoothed)
+    with pytest.raises(RunError, match="another criterion"):
+        fk.resume(tmp_path / "r", **args)
+    moved = dataclasses.replace(problem.data, mean=torch.tensor(0.5), std=torch.tensor(1.0))
+    with pytest.raises(RunError, match="another data"):
+        fk.resume(tmp_path / "r", **{**args, "data": moved}, criterion=smoothed)
+    history = fk.resume(tmp_path / "r", **args, criterion=smoothed)
+    assert same(history.params, fk.simulate("fedavg", *args.values(), **problem.settings, criterion=smoothed).params)
+
+
+def test_a_finished_run_has_its_model(tmp_path: Path) -> None:
+    trained = experiment("fedavg").run(tmp_path / "a")
+    again = fk.resume(tmp_path / "a")
+    x = torch.zeros(2, 1, 8, 8)
+    assert torch.equal(trained.model(x), again.model(x))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_checkpoint_holds_all_state(tmp_path: Path, problem: Problem, name: str) -> None:
     """Two rounds, through files into new objects, one more round: bit for bit the uninterrupted run."""

@@ -244,8 +244,10 @@ def _device(name: str) -> torch.device:
         raise FedkeepError(
             f"unknown device {name!r}: {nearest(str(name), ['auto', 'cpu', 'cuda', 'cuda:0'])}"
         ) from None
-    if device.type == "cuda" and not cuda:
-        raise FedkeepError(f"device = {name!r}, but there is no CUDA device here")
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        raise FedkeepError(f"device = {name!r} is not there: {str(error).splitlines()[0]}") from None
     return device
 
 

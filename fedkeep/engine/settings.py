@@ -61,6 +61,8 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise FedkeepError(f"{name} must be a whole number of at least {low}, not {value!r}")
+        if self.seed >= 2**63:
+            raise FedkeepError(f"seed must be below 2**63, not {self.seed}")
         for name in ("lr", "lr_decay", *(["clip_norm"] if self.clip_norm is not None else [])):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):

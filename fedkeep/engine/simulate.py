@@ -68,6 +68,7 @@ def go_on(
     clients: Partition | Iterable[Any],
     settings: Settings,
     callbacks: Iterable[Callback] = (),
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
 ) -> History:
     """Go on with the run in a folder, given the same method, model, data, clients and settings as at its start.
 
@@ -75,7 +76,8 @@ def go_on(
     """
     about = read_experiment(path)
     made_by = about["made_by"]
-    simulation = Simulation(method, model, data, clients, replace(settings, engine=made_by["engine"]), callbacks)
+    settings = replace(settings, engine=made_by["engine"])
+    simulation = Simulation(method, model, data, clients, settings, callbacks, criterion)
     for what, found in _fingerprints(simulation).items():
         if found != made_by[what]:
             raise RunError(f"{path} was started with another {what} than the one given now: it cannot go on with it")
@@ -110,9 +112,12 @@ def _made_by(simulation: Simulation) -> dict[str, Any]:
 
 
 def _fingerprints(simulation: Simulation) -> dict[str, str]:
-    data, clients = simulation.data, simulation.clients
+    data, clients, public = simulation.data, simulation.clients, simulation.data.public
+    held = (public.x, public.y, public.x_val, public.y_val) if public else ()
+    parts = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *held)
     return {
-        "data": fingerprint(data.x_train, data.y_train, data.x_test, data.y_test),
+        "criterion": getattr(simulation.task.criterion, "__qualname__", repr(simulation.task.criterion)),
+        "data": fingerprint(*(part for part in parts if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
         "model": fingerprint({name: np.array(w.shape) for name, w in simulation.task.init.items()}),
     }
