@@ -340,13 +340,15 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)  # typer turns Ctrl-C into the code 130, or into Abort
     except click.exceptions.Abort:
-        print("fedkeep: interrupted; `fedkeep resume` or the same command again goes on from here", file=sys.stderr)
-        sys.exit(130)
+        code = 130
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except FedkeepError as error:
         print(f"fedkeep: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Diverged) else 2)
+    if code == 130:
+        print("fedkeep: interrupted; the same command again, or fedkeep resume, goes on from here", file=sys.stderr)
+    sys.exit(code)

@@ -183,6 +183,31 @@ def test_the_command_line_goes_on_after_kill_9(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fedkeep",
+        "run",
+        "digits",
+        "rounds=100000",
+        "--name",
+        "x",
+        "--runs",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    rounds = tmp_path / "x" / "rounds.jsonl"
+    while not rounds.exists() or rounds.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "goes on from here" in said
+    assert "Traceback" not in said
+
+
 def test_python_objects_are_resumed_when_they_are_given_again(tmp_path: Path, problem: Problem) -> None:
     def stop(simulation: fk.Simulation, record: dict) -> None:
         if record["round"] == 2:
