@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich import box
 from rich.console import Console
@@ -340,15 +339,11 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        code = app(standalone_mode=False)  # typer turns Ctrl-C into the code 130, or into Abort
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        app()
     except FedkeepError as error:
         print(f"fedkeep: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Diverged) else 2)
-    if code == 130:
-        print("fedkeep: interrupted; the same command again, or fedkeep resume, goes on from here", file=sys.stderr)
-    sys.exit(code)
+    except SystemExit as end:
+        if end.code == 130:  # what typer makes of Ctrl-C
+            print("fedkeep: interrupted; the same command again, or fedkeep resume, goes on from here", file=sys.stderr)
+        raise
