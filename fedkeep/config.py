@@ -42,6 +42,7 @@ from fedkeep.history import History
 from fedkeep.method import FedAvg
 from fedkeep.runs import FORMAT, load_run, read_experiment, saved_round
 from fedkeep.task import Task
+from fedkeep.tree import Tree
 
 PACKAGED = Path(__file__).parent / "experiments"
 SPLITS: dict[str, Callable[..., Partition]] = {
@@ -175,12 +176,16 @@ class Experiment(BaseModel):
 
     def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
         """Go on with this experiment's run in a folder."""
-        parts = self.parts()
         if (saved_round(path) or 0) < self.train.rounds:
-            return go_on(path, *parts, callbacks)
-        found, (_, model, data, clients, _) = load_run(path), parts
-        found.build = Task(model, data.n_classes, len(clients)).module
+            return go_on(path, *self.parts(), callbacks)
+        found = load_run(path)
+        found.build = self._module
         return found
+
+    def _module(self, params: Tree) -> nn.Module:
+        """Make the model with these weights; the data is loaded only when somebody asks for one."""
+        _, model, data, clients, _ = self.parts()
+        return Task(model, data.n_classes, len(clients)).module(params)
 
 
 def read(path: Path) -> dict[str, Any]:
