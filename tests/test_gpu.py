@@ -16,6 +16,7 @@ import fedkeep as fk
 from fedkeep import tree
 from fedkeep.data.augment import Augment
 from fedkeep.engine import layers
+from fedkeep.engine.device import numerics
 from fedkeep.engine.local import stacked, unrolled
 
 pytestmark = [
@@ -140,8 +141,15 @@ def net(p: tree.Tree, x: torch.Tensor) -> torch.Tensor:
     return F.linear(h.flatten(1), p["w4"], p["b4"])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.bfloat16, 1e-1)], ids=str)
-def test_our_layers_are_those_of_torch(dtype: torch.dtype, tolerance: float) -> None:
+def error(exact: tree.Tree, found: tree.Tree) -> float:
+    """How far two trees are apart, beside the length of the first."""
+    pairs = list(zip(tree.leaves(exact), tree.leaves(tree.to(found, torch.float64)), strict=True))
+    return float(sum((a - b).square().sum() for a, b in pairs) / sum(a.square().sum() for a, _ in pairs)) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_our_layers_are_those_of_torch(dtype: torch.dtype) -> None:
+    """Beside float64 ours is off by as much as torch's own layers in the same precision."""
     K, B = 3, 5
     shapes = {"w1": (20, 3, 5, 5), "b1": (20,), "w2": (33, 20, 3, 3), "w3": (16, 33, 1, 1), "b3": (16,)}
     shapes |= {"w4": (7, 16 * 4 * 3), "b4": (7,)}
@@ -154,10 +162,11 @@ def test_our_layers_are_those_of_torch(dtype: torch.dtype, tolerance: float) -> 
         z = each(net, params, x.to(dtype))
         return {"z": z.detach(), **dict(zip(params, torch.autograd.grad(z.sum(), params.values()), strict=True))}
 
-    exact, ours = outcome(stacked, torch.float64), outcome(layers.mapped, dtype)
-    for name, expected in exact.items():
-        error = (ours[name].double() - expected).norm() / expected.norm()
-        assert float(error) < tolerance, name
+    with numerics(fk.Settings(tf32=True)):
+        exact, ours, theirs = outcome(stacked, torch.float64), outcome(layers.mapped, dtype), outcome(stacked, dtype)
+    for name in exact:
+        off = [error({"": exact[name]}, {"": found[name]}) for found in (ours, theirs)]
+        assert off[0] < 2 * off[1] + 1e-3, (name, off)
 
 
 @pytest.mark.parametrize("autocast", [None, "bfloat16"])
@@ -168,22 +177,19 @@ def test_the_papers_networks_train_with_our_layers_as_without(model: str, autoca
     data = fk.data.from_arrays(x, y, x, y)
     clients = [np.arange(0, 25), np.arange(25, 60)]
 
-    def run(**changes: Any) -> fk.Simulation:
+    def moved(each: Any = None, **changes: Any) -> tree.Tree:
         settings = fk.Settings(rounds=1, participation=2, epochs=1, batch_size=10, lr=0.01, **changes)
         sim = fk.Simulation("fedntd", model, data, clients, settings)
+        if each is not None:
+            assert sim.engine.each is layers.mapped
+            sim.engine.each = each
         sim.run()
-        return sim
+        return tree.to(tree.sub(sim.params, sim.task.init), "cpu", torch.float64)
 
-    ours = run(engine="stacked", device="cuda", autocast=autocast)
-    assert ours.engine.each is layers.mapped
-    exact = run(engine="loop", device="cpu", dtype="float64")
-    moved, apart = (
-        sum(
-            float(t.double().norm()) ** 2 for t in tree.leaves(tree.sub(tree.to(a, "cpu", torch.float64), exact.params))
-        )
-        for a in (exact.task.init, ours.params)
-    )
-    assert (apart / moved) ** 0.5 < (0.3 if autocast else 0.05), "rounding, beside how far the weights moved"
+    exact = moved(engine="loop", device="cpu", dtype="float64")
+    how = {"engine": "stacked", "device": "cuda", "autocast": autocast}
+    ours, theirs = (error(exact, moved(each, **how)) for each in (layers.mapped, stacked))
+    assert ours < 2 * theirs + 1e-3, (ours, theirs)
 
 
 def _has_sklearn() -> bool:

@@ -11,12 +11,11 @@ from fedkeep import tree
 from fedkeep.engine import layers
 from fedkeep.engine.local import Local, stacked, unrolled
 from fedkeep.engine.loop import Loop
+from fedkeep.engine.settings import SMALL_MODEL
 from fedkeep.engine.stacked import Stacked, unstackable
 from fedkeep.errors import EngineError
 
 log = logging.getLogger("fedkeep")
-
-SMALL_MODEL = 100_000  # up to as many weights, stacking a cohort pays on a CPU too
 
 
 def choose_engine(name: str, tf32: bool, local: Local, x: Any, y: torch.Tensor, two: Any) -> Loop | Stacked:

@@ -98,7 +98,7 @@ class Local:
     task: Task
     inputs: Inputs
     clip_norm: float | None = None
-    chunk: int = 1024  # examples annotated at a time
+    chunk: int = 1024  # examples annotated at a time; on a GPU eight times as many
 
     @property
     def notes_once(self) -> bool:
@@ -222,7 +222,7 @@ class Local:
         """Annotate all of a client's own examples, unaugmented and unpadded, where this round needs it."""
         if not (self.notes_once or (self.method.uses("annotate") and self.method.uses("draw"))):
             return {}
-        parts = torch.split(own, self.chunk)
+        parts = torch.split(own, self.chunk * (8 if own.device.type == "cuda" else 1))
         return tree.cat([self.note(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
 
     def drawn(self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree) -> Tree:

@@ -101,6 +101,7 @@ class Simulation:
         )
         self._probe = plain(tree.take(self.x, torch.zeros(2, dtype=torch.long, device=place)))
         check_forward(self.task, self._probe)
+        self.threads = device.threads(settings, place, sum(w.numel() for w in tree.leaves(self.task.init)))
         self.local = Local(self.method, self.task, inputs, settings.clip_norm)
         self.engine = self._engine(settings.engine)
         self.server = _tree(self.method, "init_server", self.method.init_server(self.task, self.task.init))
@@ -149,7 +150,7 @@ class Simulation:
         """Run one round and return its record."""
         self._begin()
         began = time.perf_counter()
-        with device.numerics(self.settings):
+        with device.numerics(self.settings, self.threads):
             record = self._round(self.round + 1)
         record["seconds"] = time.perf_counter() - began
         record = dict(self.ranks.decide(functools.partial(dict, record)))
@@ -178,7 +179,7 @@ class Simulation:
         self.server = self.ranks.broadcast(self.server, self.task.device)
         self.round, self.history.records = self.ranks.decide(lambda: (self.round, self.history.records))
         if not self.history.records:
-            with device.numerics(self.settings):
+            with device.numerics(self.settings, self.threads):
                 evaluated = self._evaluate()
             self._record(self.ranks.decide(lambda: {"round": 0, **evaluated}))
             self._checkpoint()

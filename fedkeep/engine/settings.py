@@ -12,6 +12,7 @@ from fedkeep import optim
 from fedkeep.data.augment import Augment
 from fedkeep.errors import FedkeepError, nearest
 
+SMALL_MODEL = 100_000  # weights, up to which a CPU does best to stack a cohort, on one thread
 ENGINES = ("auto", "loop", "stacked")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -41,6 +42,7 @@ class Settings:
     tf32: bool = True  # float32 products on a GPU may round their factors to TF32
     deterministic: bool = False
     at_once: int | None = None  # clients that are trained together; None: all that fit
+    threads: int | None = None  # of the CPU; None: one for a small model, else as many as torch takes
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -59,7 +61,7 @@ class Settings:
             ("eval_every", 1),
             ("eval_local_every", 0),
             ("seed", 0),
-            *([("at_once", 1)] if self.at_once is not None else []),
+            *((name, 1) for name in ("at_once", "threads") if getattr(self, name) is not None),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -85,12 +84,12 @@ def go_on(
     for what, found in _fingerprints(simulation).items():
         if found != made_by[what]:
             raise RunError(f"{path} was started with another {what} than the one given now: it cannot go on with it")
-    threads = made_by["threads"] if first.size == made_by.get("ranks", 1) else torch.get_num_threads()
-    with _threads(threads):
-        if not first.first:
-            return simulation.run()
-        with RunFolder.open(path) as folder:
-            return simulation.keep_in(folder).run()
+    if first.size == made_by.get("ranks", 1):
+        simulation.threads = made_by["threads"]
+    if not first.first:
+        return simulation.run()
+    with RunFolder.open(path) as folder:
+        return simulation.keep_in(folder).run()
 
 
 def _described(simulation: Simulation) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def _made_by(simulation: Simulation) -> dict[str, Any]:
         "python": platform.python_version(),
         "engine": simulation.engine.name,
         "device": simulation.task.device.type,
-        "threads": torch.get_num_threads(),
+        "threads": simulation.threads,
         "ranks": simulation.ranks.size,
         **_fingerprints(simulation),
     }
@@ -130,16 +129,6 @@ def _fingerprints(simulation: Simulation) -> dict[str, str]:
         "split": fingerprint(clients.indices, clients.offsets),
         "model": fingerprint({name: np.array(w.shape) for name, w in simulation.task.init.items()}),
     }
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _with_settings(function: Callable[..., History]) -> inspect.Signature:
