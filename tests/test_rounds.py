@@ -403,7 +403,7 @@ def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
 def test_annotation_in_chunks_is_annotation(problem: Problem, engine: str) -> None:
     whole = problem.run(fk.methods.FedNTD(), engine=engine).params
     sim = problem.simulation(fk.methods.FedNTD(), engine=engine)
-    sim.engine = dataclasses.replace(sim.engine, local=dataclasses.replace(sim.local, chunk=3))
+    sim.engine.local = dataclasses.replace(sim.local, chunk=3)
     sim.run()
     assert gap(whole, sim.params) < 1e-12
 

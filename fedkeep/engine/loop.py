@@ -14,7 +14,7 @@ from fedkeep.engine.local import Job, Local, Trained
 from fedkeep.tree import Tree
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loop:
     """Trains a cohort client by client. With `wire`, everything sent goes through bytes, as in a federation."""
 

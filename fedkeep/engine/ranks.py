@@ -100,7 +100,7 @@ class Ranks:
         """Divide jobs of these sizes among the ranks, so that each has about the same to do: places, per rank.
 
         >>> Ranks(0, 2).divide([5, 9, 4, 1])
-        [[1], [0, 2, 3]]
+        [[1, 3], [0, 2]]
         """
         shares: list[list[int]] = [[] for _ in range(self.size)]
         load = [(0, rank) for rank in range(self.size)]
