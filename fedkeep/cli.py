@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
-import math
 import re
 import sys
 import zlib
@@ -20,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedkeep
+from fedkeep import plain
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.history import History
 from fedkeep.method import FedAvg
@@ -91,16 +90,7 @@ def demo(
 
 
 def _print_json(value: Any) -> None:
-    """Print JSON that every program can read: a number that is not one is null."""
-    print(json.dumps(_without_nan(value), indent=2, allow_nan=False))
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(plain.dumps(value, indent=2))
 
 
 def _print_summaries(runs: Mapping[str, list[History]]) -> None:
