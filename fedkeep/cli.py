@@ -24,6 +24,7 @@ from fedkeep.history import History
 from fedkeep.method import FedAvg
 
 if TYPE_CHECKING:
+    from fedkeep.compare import Group
     from fedkeep.describe import Footprint
 
 app = typer.Typer(
@@ -64,7 +65,7 @@ def demo(
     Example: fedkeep demo --seeds 1
     """
     from fedkeep import demo as job
-    from fedkeep import terminal
+    from fedkeep import table, terminal
 
     if svg is not None and not svg.parent.is_dir():
         raise FedkeepError(f"there is no folder {svg.parent} to save the picture in")
@@ -81,7 +82,7 @@ def demo(
     for name in ("fedavg", "fedntd"):
         console.print(terminal.heat_map(name, runs[name][0], min(60, console.width - 14)))
     title = "Accuracy and forgetting" + (", mean±standard deviation over seeds" if seeds > 1 else "")
-    console.print(terminal.comparison(title, runs))
+    console.print(table.comparison(title, runs))
     console.print(job.verdict(runs))
     if svg is not None:
         console.save_svg(str(svg), title="fedkeep demo")
@@ -193,26 +194,35 @@ def resume(
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="Test each against this one, not all pairs: a label or a method."),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Also show the rounds to shares of this accuracy, such as 0.8 (Flashback table 1)."),
+    ] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """Put runs side by side: grouped by setting, mean and spread over seeds.
+    """Put runs side by side: grouped by setting, mean and spread over seeds; best and second best, and is it chance?
 
-    Example: fedkeep compare runs/
+    Example: fedkeep compare runs/ --against fedavg
     """
     from fedkeep import compare as job
+    from fedkeep import findings
 
+    if target is not None and not 0 < target <= 1:
+        raise FedkeepError(f"--target is an accuracy above 0 and up to 1, such as 0.8, not {target:g}")
+    groups = job.group(folders)
+    if against is not None:
+        findings.find(groups, against)
     if markdown:
-        print(job.as_markdown(job.group(folders)))
-        return
-    if not as_json:
-        _comparison(Console(), folders)
-        return
-    rows = [
-        {"label": g.label, "setting": g.setting, "seeds": g.seeds, "mean": g.mean(), "spread": g.spread()}
-        for g in job.group(folders)
-    ]
-    _print_json(rows)
+        print(job.as_markdown(groups))
+    elif as_json:
+        _print_json(job.as_data(groups, against, target))
+    else:
+        _comparison(Console(), groups, against, target)
 
 
 @app.command()
@@ -244,18 +254,24 @@ def partition(
     console.print(picture.describe(counts), highlight=False)
 
 
-def _comparison(console: Console, folders: list[Path]) -> None:
-    from fedkeep import compare, terminal
+def _comparison(console: Console, groups: list[Group], against: str | None = None, target: float | None = None) -> None:
+    from fedkeep import compare, findings, table
 
-    groups = compare.group(folders)
     numbers = {len(g.histories) for g in groups}
-    if len(numbers) == 1:
-        title = "" if numbers == {1} else f"Mean±standard deviation over {numbers.pop()} runs"
-        labelled = {g.label: g.histories for g in groups}
-    else:
-        title = "Mean±standard deviation over runs, their number in brackets"
-        labelled = {f"{g.label} ({len(g.histories)})": g.histories for g in groups}
-    console.print(terminal.comparison(title, labelled))
+    alike = len(numbers) == 1
+    labels = [g.label if alike else f"{g.label} ({len(g.histories)})" for g in groups]
+    title = "" if numbers == {1} else "Mean±standard deviation over " + (f"{min(numbers)} runs" if alike else "runs")
+    unfinished = [label for label, g in zip(labels, groups, strict=True) if not g.finished]
+    histories = [g.histories for g in groups]
+    title += "" if alike else ", their number in brackets"
+    console.print(table.comparison(title, dict(zip(labels, histories, strict=True)), unfinished))
+    if target is not None:
+        reached = {label: compare.rounds_to(g, target) for label, g in zip(labels, groups, strict=True)}
+        console.print(table.rounds_table(f"Rounds to A = {target:g}", compare.FRACTIONS, reached))
+    if len(groups) > 1:
+        console.print()
+        for sentence in findings.words(groups, against):
+            console.print(sentence, highlight=False, markup=False)
 
 
 def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:
@@ -275,7 +291,7 @@ def _folder_name(base: Any, said: list[str]) -> str:
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
-    from fedkeep import terminal
+    from fedkeep import table, terminal
 
     if as_json:
         _print_json({label: h.summary() for label, h in histories.items()})
@@ -284,9 +300,11 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
     if len(histories) == 1:
         [(label, history)] = histories.items()
         console.print(terminal.heat_map(label, history, min(60, console.width - 14)))
-        console.print(terminal.comparison(f"Run in {runs / label}", {history.method: [history]}))
+        console.print(table.comparison(f"Run in {runs / label}", {history.method: [history]}))
     else:
-        _comparison(console, [runs / label for label in histories])
+        from fedkeep import compare
+
+        _comparison(console, compare.group([runs / label for label in histories]))
 
 
 def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:

@@ -194,7 +194,8 @@ def rounds_to_fractions(
     >>> rounds_to_fractions([0.2, 0.5, 0.7], 0.8)
     {0.5: 2, 0.75: 3, 0.95: None}
     """
-    return {x: rounds_to(accuracy, x * target, rounds) for x in fractions}
+    # 0.75 * 0.8 is 0.6000000000000001: reaching 0.6 is enough
+    return {x: rounds_to(accuracy, x * target * (1 - 1e-12), rounds) for x in fractions}
 
 
 def smoothed(accuracy: Any, smoothing: float = 0.6) -> np.ndarray:

@@ -132,7 +132,7 @@ def test_gradient_diversity_of_orthogonal_class_gradients_is_proposition_1s():
 
 
 def test_class_preference_is_the_class_of_the_largest_mean_activation():
-    """Neuron 0: means 2 and 3; neuron 1: 1.5 and 1. By sums the first prefers class 0, 4 > 3; the mean is the choice."""
+    """Neuron 0: means 2 and 3; neuron 1: 1.5 and 1. By sums the first prefers class 0, 4 > 3: the mean is a choice."""
     activations, y = [[1.0, 1.0], [3.0, 2.0], [3.0, 1.0]], [0, 0, 2]
     assert ins.class_preference(activations, y, n_classes=4).tolist() == [2, 0]
 
