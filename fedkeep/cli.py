@@ -20,7 +20,9 @@ from rich.table import Table
 import fedkeep
 from fedkeep import plain
 from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.export import commands as export_commands
 from fedkeep.history import History
+from fedkeep.instruments.commands import analyse
 from fedkeep.method import FedAvg
 
 if TYPE_CHECKING:
@@ -223,6 +225,11 @@ def compare(
         _print_json(job.as_data(groups, against, target))
     else:
         _comparison(Console(), groups, against, target)
+
+
+app.command()(analyse)
+app.command()(export_commands.export)
+app.command()(export_commands.plot)
 
 
 @app.command()
