@@ -138,6 +138,13 @@ def run(
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="The run folder's name (with a sweep: how names begin).")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, each in a process of its own.")] = 1,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard event files (extra tensorboard).")
+    ] = False,
+    instruments: Annotated[
+        str, typer.Option(help="Also study the models: divergence, alignment, ... (see fedkeep analyse), with commas.")
+    ] = "",
+    every: Annotated[int, typer.Option(min=1, help="After how many rounds --instruments look again.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, or a sweep of them, each into a folder of its own; go on with those that are there already.
@@ -147,7 +154,10 @@ def run(
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
     from fedkeep import config, sweeping, terminal
+    from fedkeep.instruments import study
 
+    extras = sweeping.Extras(tensorboard, tuple(study.check(instruments)) if instruments else (), every)
+    extras.callbacks()  # says now, not after the first round, what is missing
     file, overrides = _words(words)
     given = config.read(file) if file else {}
     base = name or given.get("name") or (file.stem if file else "run")
@@ -161,7 +171,7 @@ def run(
     histories: dict[str, History] = {}
     failures: list[FedkeepError] = []
     with terminal.Bar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
-        for label, outcome in sweeping.run_all(todo, runs, jobs, progress):
+        for label, outcome in sweeping.run_all(todo, runs, jobs, progress, extras):
             if isinstance(outcome, FedkeepError):
                 failures.append(outcome)
                 progress.say(f"{label}: {outcome}")
