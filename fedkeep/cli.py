@@ -19,6 +19,7 @@ from rich.table import Table
 
 import fedkeep
 from fedkeep import plain
+from fedkeep.comparing import compare, show
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.export import commands as export_commands
 from fedkeep.history import History
@@ -26,7 +27,6 @@ from fedkeep.instruments.commands import analyse
 from fedkeep.method import FedAvg
 
 if TYPE_CHECKING:
-    from fedkeep.compare import Group
     from fedkeep.describe import Footprint
 
 app = typer.Typer(
@@ -203,40 +203,7 @@ def resume(
     _show_runs({folder.name: history}, as_json, folder.parent)
 
 
-@app.command()
-def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="LABEL", help="Test each against this one, not all pairs: a label or a method."),
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(help="Also show the rounds to shares of this accuracy, such as 0.8 (Flashback table 1)."),
-    ] = None,
-    as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
-) -> None:
-    """Put runs side by side: grouped by setting, mean and spread over seeds; best and second best, and is it chance?
-
-    Example: fedkeep compare runs/ --against fedavg
-    """
-    from fedkeep import compare as job
-    from fedkeep import findings
-
-    if target is not None and not 0 < target <= 1:
-        raise FedkeepError(f"--target is an accuracy above 0 and up to 1, such as 0.8, not {target:g}")
-    groups = job.group(folders)
-    if against is not None:
-        findings.find(groups, against)
-    if markdown:
-        print(job.as_markdown(groups))
-    elif as_json:
-        _print_json(job.as_data(groups, against, target))
-    else:
-        _comparison(Console(), groups, against, target)
-
-
+app.command()(compare)
 app.command()(analyse)
 app.command()(export_commands.export)
 app.command()(export_commands.plot)
@@ -271,26 +238,6 @@ def partition(
     console.print(picture.describe(counts), highlight=False)
 
 
-def _comparison(console: Console, groups: list[Group], against: str | None = None, target: float | None = None) -> None:
-    from fedkeep import compare, findings, table
-
-    numbers = {len(g.histories) for g in groups}
-    alike = len(numbers) == 1
-    labels = [g.label if alike else f"{g.label} ({len(g.histories)})" for g in groups]
-    title = "" if numbers == {1} else "Mean±standard deviation over " + (f"{min(numbers)} runs" if alike else "runs")
-    unfinished = [label for label, g in zip(labels, groups, strict=True) if not g.finished]
-    histories = [g.histories for g in groups]
-    title += "" if alike else ", their number in brackets"
-    console.print(table.comparison(title, dict(zip(labels, histories, strict=True)), unfinished))
-    if target is not None:
-        reached = {label: compare.rounds_to(g, target) for label, g in zip(labels, groups, strict=True)}
-        console.print(table.rounds_table(f"Rounds to A = {target:g}", compare.FRACTIONS, reached))
-    if len(groups) > 1:
-        console.print()
-        for sentence in findings.words(groups, against):
-            console.print(sentence, highlight=False, markup=False)
-
-
 def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:
     """Tell the experiment file from the overrides."""
     files = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
@@ -309,6 +256,7 @@ def _folder_name(base: Any, said: list[str]) -> str:
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
     from fedkeep import table, terminal
+    from fedkeep.compare import group
 
     if as_json:
         _print_json({label: h.summary() for label, h in histories.items()})
@@ -319,9 +267,7 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
         console.print(terminal.heat_map(label, history, min(60, console.width - 14)))
         console.print(table.comparison(f"Run in {runs / label}", {history.method: [history]}))
     else:
-        from fedkeep import compare
-
-        _comparison(console, compare.group([runs / label for label in histories]))
+        show(console, group([runs / label for label in histories]))
 
 
 def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:

@@ -30,6 +30,7 @@ class Group:
     label: str
     setting: dict[str, Any]
     histories: list[History] = field(default_factory=list)
+    _summaries: dict[int, dict[str, float]] = field(default_factory=dict, repr=False)  # by place: each made once
 
     @property
     def finished(self) -> bool:
@@ -41,14 +42,21 @@ class Group:
         """The seeds of its runs."""
         return [h.about["seed"] for h in self.histories]
 
+    def summaries(self) -> list[dict[str, float]]:
+        """The summaries of its runs; tests ask for them again and again, and a long run's takes a while."""
+        for k, history in enumerate(self.histories):
+            if k not in self._summaries:
+                self._summaries[k] = history.summary()
+        return [self._summaries[k] for k in range(len(self.histories))]
+
     def mean(self) -> dict[str, float]:
         """The mean of every summary over the runs."""
-        rows = [h.summary() for h in self.histories]
+        rows = self.summaries()
         return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
 
     def spread(self) -> dict[str, float]:
         """The standard deviation of every summary over the runs; NaN for a single one."""
-        rows = [h.summary() for h in self.histories]
+        rows = self.summaries()
         if len(rows) < 2:
             return {key: float("nan") for key in rows[0]}
         return {key: float(np.std([row[key] for row in rows], ddof=1)) for key in rows[0]}

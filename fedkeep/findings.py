@@ -119,7 +119,7 @@ def as_data(tests: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def _paired(one: Group, other: Group, measure: str) -> tuple[list[int], np.ndarray]:
-    ours, theirs = (dict(zip(g.seeds, (h.summary()[measure] for h in g.histories), strict=True)) for g in (one, other))
+    ours, theirs = (dict(zip(g.seeds, (s[measure] for s in g.summaries()), strict=True)) for g in (one, other))
     seeds = sorted(ours.keys() & theirs.keys())
     return seeds, np.array([ours[s] - theirs[s] for s in seeds])
 
