@@ -1,6 +1,6 @@
-"""What a large population costs: round time and memory with 1,000 and with 1,000,000 clients, the cohort being 10.
+"""What a large population costs: round time and memory with a hundred to a million clients, the cohort being 10.
 
-    python benchmarks/population.py [--clients 1000,1000000] [--rounds 100]
+    python benchmarks/population.py [--clients 100,10000,1000000] [--rounds 100]
 
 Every client holds 20 examples of 8 numbers, made for the purpose. For the time, all populations live in one process and
 take turns, round by round. For the memory, each runs in a process of its own: what it holds after the rounds beyond
@@ -60,7 +60,7 @@ def memory(clients: int, rounds: int) -> float:
 def main() -> None:
     """Print a line for every population, beside the smallest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", default="1000,1000000")
+    parser.add_argument("--clients", default="100,10000,1000000")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,36 +1,45 @@
 """How long a round takes: fedkeep's runtimes beside the plain script a researcher would write.
 
-    python benchmarks/rounds.py [--cohorts 10,100] [--rounds 5] [--threads 2]
+    python benchmarks/rounds.py [--problems digits,mnist] [--cohorts 10,100] [--rounds 5] [--threads 2]
 
-All train FedNTD on scikit-learn's digits with the same network, batches, epochs and optimiser, on the same machine in
-the same process, one after another, in turns; the figure is the median round, evaluation left out.
+All train FedNTD with the same network, batches, epochs and optimiser, on the same machine, one after another, in turns;
+`ranks` are as many processes of one thread each. The figure is the median round, evaluation left out. mnist stands for
+random bytes of MNIST's shape, 60 images a client: time does not depend on what they show.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 import fedkeep as fk
 
-EPOCHS, BATCH, LR, MOMENTUM = 5, 10, 0.05, 0.9
+EPOCHS, LR, MOMENTUM = 5, 0.05, 0.9
+BATCH = {"digits": 10, "mnist": 20}
+WHAT = {"digits": "8x8 images, MLP 64-64-10, batch 10", "mnist": "28x28 images, FedNTD's CNN, batch 20"}
 
 
 class PlainScript:
     """FedNTD as a script: a copy of the model for each client, a DataLoader, torch.optim, an average of state dicts."""
 
-    def __init__(self, model: torch.nn.Module, data: fk.data.Dataset, clients: fk.data.Partition) -> None:
+    def __init__(self, model: torch.nn.Module, data: fk.data.Dataset, clients: fk.data.Partition, batch: int) -> None:
         self.model = copy.deepcopy(model)
+        x = data.x_train.float() / 255 if data.x_train.dtype == torch.uint8 else data.x_train
         self.loaders = [
-            torch.utils.data.DataLoader(
-                torch.utils.data.TensorDataset(data.x_train[own], data.y_train[own]), BATCH, shuffle=True
-            )
+            torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[own], data.y_train[own]), batch, shuffle=True)
             for own in clients
         ]
 
@@ -60,43 +69,86 @@ class PlainScript:
         return model.state_dict()
 
 
-def contenders(cohort: int) -> dict[str, PlainScript | fk.Simulation]:
-    """Set up every way to run the same federation, all of its clients in every round."""
-    data = fk.data.load("digits")
-    clients = fk.data.partition.iid(data.y_train, n_clients=cohort, seed=0)
-    model = fk.models.build("mlp", data.input_shape, data.n_classes)
-    common = {"rounds": 10**6, "participation": 1.0, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR}
+def problem(name: str, cohort: int) -> tuple[torch.nn.Module, fk.data.Dataset, fk.data.Partition]:
+    """Make the model, the data and the division among `cohort` clients."""
+    if name == "digits":
+        data = fk.data.load("digits")
+        return fk.models.build("mlp", data.input_shape, 10), data, fk.data.partition.iid(data.y_train, cohort, seed=0)
+    x, y = np.random.default_rng(0).integers(0, 256, (60 * cohort, 1, 28, 28), np.uint8), np.arange(60 * cohort) % 10
+    data = fk.data.from_arrays(x, y, x[:100], y[:100], mean=[0.13], std=[0.31])
+    return fk.models.build("cnn_fedntd", (1, 28, 28), 10), data, fk.data.partition.iid(data.y_train, cohort, seed=0)
+
+
+def simulation(name: str, cohort: int, engine: str) -> fk.Simulation:
+    """Set up fedkeep, all clients in every round."""
+    common = {"rounds": 10**6, "participation": 1.0, "epochs": EPOCHS, "batch_size": BATCH[name], "lr": LR}
     common |= {"momentum": MOMENTUM, "weight_decay": 0.0, "lr_decay": 1.0, "eval_every": 10**6}
-    found: dict[str, PlainScript | fk.Simulation] = {"plain script": PlainScript(model, data, clients)}
-    for engine in ("loop", "stacked"):
-        found[engine] = fk.Simulation(fk.methods.FedNTD(), model, data, clients, fk.Settings(engine=engine, **common))
-    return found
+    model, data, clients = problem(name, cohort)
+    return fk.Simulation(fk.methods.FedNTD(), model, data, clients, fk.Settings(engine=engine, **common))
+
+
+def timed(step: Callable[[], Any]) -> float:
+    """Return the seconds a call takes."""
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def distributed(name: str, cohort: int, rounds: int, ranks: int) -> list[float]:
+    """Time rounds shared by processes of one thread each, which `torchrun` starts."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*launcher, __file__, "--problems", name, "--cohorts", str(cohort), "--rounds", str(rounds), "--rank"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def as_rank(name: str, cohort: int, rounds: int) -> None:
+    """Be one of those processes."""
+    sim = simulation(name, cohort, "auto")
+    sim.step()
+    seconds = [timed(sim.step) for _ in range(rounds)]
+    if sim.ranks.first:
+        print(json.dumps(seconds))
 
 
 def main() -> None:
-    """Print a table for every cohort size."""
+    """Print a table for every problem and cohort size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", default="digits,mnist")
     parser.add_argument("--cohorts", default="10,100")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.rank:
+        as_rank(args.problems, int(args.cohorts), args.rounds)
+        return
     torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, {args.threads} threads, {platform.machine()}; digits, MLP 64-64-10, FedNTD,")
-    print(f"{EPOCHS} epochs, batch {BATCH}; median of {args.rounds} rounds after one to warm up")
-    for cohort in map(int, args.cohorts.split(",")):
-        seconds: dict[str, list[float]] = {}
-        running = contenders(cohort)
-        for turn in range(args.rounds + 1):
-            for name, one in running.items():
-                began = time.perf_counter()
-                one.round() if isinstance(one, PlainScript) else one.step()
-                if turn:
-                    seconds.setdefault(name, []).append(time.perf_counter() - began)
-        base = statistics.median(seconds["plain script"])
-        for name, values in seconds.items():
-            middle = statistics.median(values)
-            spread = f"{min(values) * 1e3:.0f} to {max(values) * 1e3:.0f}"
-            print(f"  cohort {cohort:>4}  {name:<13} {middle * 1e3:8.1f} ms a round ({spread})  {base / middle:5.2f}x")
+    print(f"torch {torch.__version__}, {args.threads} threads, {platform.machine()}; FedNTD, {EPOCHS} epochs,")
+    print(f"median of {args.rounds} rounds after one to warm up, in turns; x: times as fast as the plain script")
+    for name in args.problems.split(","):
+        print(f"{name}: {WHAT[name]}")
+        for cohort in [int(cohort) for cohort in args.cohorts.split(",")]:
+            if name == "mnist" and cohort > 10:
+                continue
+            script = PlainScript(*problem(name, cohort), BATCH[name])
+            steps = {"plain script": script.round}
+            steps |= {engine: simulation(name, cohort, engine).step for engine in ("loop", "stacked")}
+            seconds: dict[str, list[float]] = {}
+            for turn in range(args.rounds + 1):
+                for who, step in steps.items():
+                    taken = timed(step)
+                    if turn:
+                        seconds.setdefault(who, []).append(taken)
+            seconds[f"{args.threads} ranks"] = distributed(name, cohort, args.rounds, args.threads)
+            base = statistics.median(seconds["plain script"])
+            for who, values in seconds.items():
+                middle = statistics.median(values)
+                spread = f"{min(values) * 1e3:.0f} to {max(values) * 1e3:.0f}"
+                print(
+                    f"  cohort {cohort:>4}  {who:<13} {middle * 1e3:8.1f} ms a round ({spread})  {base / middle:5.2f}x"
+                )
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import re
+import signal
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +23,7 @@ from rich.table import Table
 import fedkeep
 from fedkeep import plain
 from fedkeep.comparing import compare, show
-from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.errors import Diverged, FedkeepError, LostPeer
 from fedkeep.export import commands as export_commands
 from fedkeep.history import History
 from fedkeep.instruments.commands import analyse
@@ -310,11 +313,36 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        app()
+        with _one_speaker():
+            app()
+    except LostPeer as error:
+        print(f"fedkeep: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
     except FedkeepError as error:
-        print(f"fedkeep: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"fedkeep: {error}", file=sys.stderr, flush=True)
         sys.exit(1 if isinstance(error, Diverged) else 2)
     except SystemExit as end:
         if end.code == 130:  # what typer makes of Ctrl-C
             print("fedkeep: interrupted; the same command again, or fedkeep resume, goes on from here", file=sys.stderr)
         raise
+
+
+@contextmanager
+def _one_speaker() -> Iterator[None]:
+    """Among the processes of `torchrun` only rank 0 writes to the terminal, but whoever is told to end says so."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield
+        return
+    stderr = sys.stderr
+
+    def told(number: int, frame: object) -> None:
+        print("fedkeep: this run was ended from outside; fedkeep resume goes on with it", file=stderr, flush=True)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, told)
+    if os.environ.get("RANK", "0") == "0":
+        yield
+        return
+    with open(os.devnull, "w") as silence, redirect_stdout(silence), redirect_stderr(silence):
+        yield

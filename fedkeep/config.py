@@ -34,6 +34,7 @@ from torch import nn
 from fedkeep import methods, models
 from fedkeep.data import Dataset, Partition, load, partition
 from fedkeep.data.sources.base import Options
+from fedkeep.engine import ranks
 from fedkeep.engine.rounds import Callback, Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.simulate import go_on, start
@@ -166,17 +167,23 @@ class Experiment(BaseModel):
     def run(self, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
         """Run into a folder; a run of the same experiment that is there already is gone on with, or just read."""
         path = Path(path)
-        if not (path / "experiment.toml").exists():
+        if ranks.here().decide(lambda: self._is_new(path)):
             return start(Simulation(*self.parts(), callbacks), path, self.to_dict())
+        return self.resume(path, callbacks)
+
+    def _is_new(self, path: Path) -> bool:
+        """Say whether there is no run in a folder yet; refuse one that holds a run of another experiment."""
+        if not (path / "experiment.toml").exists():
+            return True
         theirs = Experiment.from_dict(read_experiment(path)).to_dict()
         if theirs != self.to_dict():
             key = next(k for k in _differences(theirs, self.to_dict()))
             raise ConfigError(f"{path} holds another experiment, which differs in {key}; choose another --name")
-        return self.resume(path, callbacks)
+        return False
 
     def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
         """Go on with this experiment's run in a folder."""
-        if (saved_round(path) or 0) < self.train.rounds:
+        if ranks.here().decide(lambda: (saved_round(path) or 0) < self.train.rounds):
             return go_on(path, *self.parts(), callbacks)
         found = load_run(path)
         found.build = self._module
@@ -270,7 +277,7 @@ def _settings(given: dict[str, Any]) -> Settings:
     if isinstance(given.get("augment"), dict):
         _known("train.augment", given["augment"], ["crop", "flip", "cutout"])
     for key, value in given.items():
-        if isinstance(value, bool) and key != "deterministic":
+        if isinstance(value, bool) and key not in ("deterministic", "tf32"):
             raise ConfigError(f"train.{key} = {str(value).lower()}: true and false mean nothing here")
     try:
         return TypeAdapter(Settings).validate_python(given)

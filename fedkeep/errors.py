@@ -31,6 +31,10 @@ class EngineError(FedkeepError):
     """The runtime asked for cannot run this."""
 
 
+class LostPeer(EngineError):  # noqa: N818 (it is what happened, not a mistake of the caller)
+    """Another process of the same run has ended."""
+
+
 class RunError(FedkeepError):
     """A run folder cannot be written, read, or gone on with."""
 

@@ -1,6 +1,7 @@
 """Client optimisers as pure functions: `init` makes the state, `update` returns new weights and new state.
 
-They compute what `torch.optim` computes; state starts fresh at every visit of a client.
+They compute what `torch.optim` computes; state starts fresh at every visit of a client. `update` is the formula, for
+one client; `update_` is torch's own fused kernel for it, where the engine owns the memory.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ class Optimizer(Protocol):
     def init(self, params: Tree) -> Tree:
         """Make the state of a fresh start."""
 
-    def update(self, grads: Tree, state: Tree, params: Tree, lr: float) -> tuple[Tree, Tree]:
+    def update(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
         """Return (new params, new state)."""
+
+    def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
+        """Do the same in place and in one pass over memory, for float32; a leading client axis may be there."""
 
     def effective_steps(self, steps: int) -> float:
         """Say how many times the learning rate a constant gradient would have been applied after `steps`."""
@@ -41,7 +45,7 @@ class SGD:
         """Make a zero momentum buffer, or nothing without momentum."""
         return {"buffer": tree.zeros_like(params)} if self.momentum else {}
 
-    def update(self, grads: Tree, state: Tree, params: Tree, lr: float) -> tuple[Tree, Tree]:
+    def update(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
         """Return w - lr * v with v = momentum * v + g + weight_decay * w."""
         if self.weight_decay:
             grads = tree.map(lambda g, w: g + self.weight_decay * w, grads, params)
@@ -49,6 +53,21 @@ class SGD:
             grads = tree.map(lambda v, g: self.momentum * v + g, state["buffer"], grads)
             state = {"buffer": grads}
         return tree.map(lambda w, g: w - lr * g, params, grads), state
+
+    def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
+        """Write w - lr * v over w, and v over the buffer."""
+        torch._fused_sgd_(
+            tree.leaves(params),
+            _laid_out(grads, params),
+            tree.leaves(state["buffer"]) if self.momentum else [],
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
     def effective_steps(self, steps: int) -> float:
         """With momentum r, a gradient applied t times counts (t - r (1 - r^t) / (1 - r)) / (1 - r).
@@ -76,7 +95,7 @@ class Adam:
         some: Tensor = tree.leaves(params)[0]
         return {"m": tree.zeros_like(params), "v": tree.zeros_like(params), "t": some.new_zeros(())}
 
-    def update(self, grads: Tree, state: Tree, params: Tree, lr: float) -> tuple[Tree, Tree]:
+    def update(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
         """Return w - lr * m_hat / (sqrt(v_hat) + eps)."""
         if self.weight_decay:
             grads = tree.map(lambda g, w: g + self.weight_decay * w, grads, params)
@@ -87,12 +106,37 @@ class Adam:
         new = tree.map(lambda w, m, v: w - lr * (m / m_bias) / ((v / v_bias).sqrt() + self.eps), params, m, v)
         return new, {"m": m, "v": v, "t": t}
 
+    def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
+        """Write the new weights and moments over the old; all stacked clients are at the same step."""
+        state["t"] += 1
+        torch._fused_adam_(
+            tree.leaves(params),
+            _laid_out(grads, params),
+            tree.leaves(state["m"]),
+            tree.leaves(state["v"]),
+            [],
+            [state["t"].reshape(-1)[0]] * len(tree.leaves(params)),
+            lr=lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
     def effective_steps(self, steps: int) -> float:
         """Count the steps: Adam moves by about lr whatever the gradient's size.
 
         So (w_g - w) / (effective steps * lr) is a *normalised* gradient here, of another scale than the loss's.
         """
         return float(steps)
+
+
+def _laid_out(grads: Tree, params: Tree) -> list[Tensor]:
+    """List the gradients, each with the memory layout of its weight: the fused kernels walk both in step."""
+    pairs = zip(tree.leaves(grads), tree.leaves(params), strict=True)
+    return [g if g.stride() == w.stride() else torch.empty_like(w).copy_(g) for g, w in pairs]
 
 
 def make(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:

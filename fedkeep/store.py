@@ -113,6 +113,11 @@ class ClientStore:
         self._keep(client, state)
         return state
 
+    def get(self, client: int) -> Tree | None:
+        """Return a client's state, or None if it has none."""
+        known = client in self.rounds
+        return self[client] if known else None
+
     def put(self, client: int, state: Tree, round: int) -> None:
         """Remember a client's new state."""
         if client in self.rounds and client not in self._unsaved and self.folder is not None:

@@ -89,7 +89,9 @@ class Task:
         return model
 
     def _call(self, module: nn.Module, params: Tree, x: Any) -> Any:
-        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+        # no cache of cast weights: inside a CUDA graph it would outlive its memory
+        wanted = self.autocast is not None
+        with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
             return functional_call(module, params, (x,))
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import Problem, gap
 
 import fedkeep as fk
 from fedkeep import tree
 from fedkeep.data.augment import Augment
+from fedkeep.engine import layers
+from fedkeep.engine.local import stacked, unrolled
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,6 +70,135 @@ def test_the_gpus_random_state_is_left_alone(problem: Problem) -> None:
     before = torch.cuda.get_rng_state()
     problem.run(fk.methods.FedAvg(), engine="loop", device="cuda")
     assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+# CUDA graphs
+
+
+def test_steps_are_replayed_and_clients_that_have_finished_are_left_alone(problem: Problem) -> None:
+    sim = problem.run(fk.methods.FedNTD(), engine="stacked", device="cuda", participation=1.0)
+    graphs = sim.engine.graphs
+    assert graphs.works
+    captured = {key for buffers in graphs.stacks.values() for key in buffers.graphs}
+    assert any(sure < active for active, sure in captured), "the problem's clients are of unequal size"
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing(fk.methods.FedAvg):
+    """Makes a tensor of Python numbers in every step, which a graph cannot hold."""
+
+    def loss(self, task, params, batch, shared, local):
+        weights = torch.tensor([1.0] * task.n_classes, dtype=task.dtype, device=batch["y"].device)
+        z = task.apply(params, batch["x"], train=True)
+        return fk.losses.masked_mean(task.criterion(z, batch["y"]) * weights[batch["y"]], batch["mask"])
+
+
+def test_a_step_that_cannot_be_captured_is_launched_piece_by_piece(
+    problem: Problem, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = problem.run(Listing(), engine="stacked", device="cuda")
+    assert not gpu.engine.graphs.works
+    assert "cannot be captured" in caplog.text
+    cpu = problem.run(fk.methods.FedAvg(), engine="loop", device="cpu")
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
+
+
+class Recurrent(torch.nn.Module):
+    """Reads an image row by row; `vmap` cannot take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.out = torch.nn.LSTM(4, 6, batch_first=True), torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x[:, 0])[0][:, -1])
+
+
+@pytest.mark.parametrize("name", ["fedntd", "scaffold"])
+def test_a_module_that_cannot_be_vmapped_runs_on_streams(problem: Problem, name: str) -> None:
+    own = dataclasses.replace(problem, model=Recurrent())
+    method = fk.methods.get(name)()
+    gpu = own.run(method, engine="auto", device="cuda")
+    assert gpu.engine.name == "stacked"
+    assert gpu.engine.each is unrolled
+    cpu = own.run(method, engine="loop", device="cpu")
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-9
+
+
+def test_resume_on_the_gpu_is_bit_identical(problem: Problem, tmp_path: Path) -> None:
+    """In float32, with graphs and our own kernels, interrupted after two of four rounds."""
+
+    def run(folder: Path, stop_after: int | None) -> fk.Simulation:
+        settings = {**problem.settings, "dtype": "float32", "engine": "stacked", "device": "cuda", "rounds": 4}
+        stop = (lambda sim, record: sim.stop() if record["round"] == stop_after else None,)
+        given = (fk.methods.Scaffold(), fk.models.build("cnn_fedntd", (1, 4, 4), 4), problem.data, problem.clients)
+        if (folder / "experiment.toml").exists():
+            method, model, data, clients = given
+            return fk.resume(folder, method=method, model=model, data=data, clients=clients)
+        return fk.simulate(*given, **settings, deterministic=True, run_dir=folder, checkpoint_every=1, callbacks=stop)
+
+    whole = run(tmp_path / "whole", None)
+    run(tmp_path / "parts", 2)
+    resumed = run(tmp_path / "parts", None)
+    assert all(torch.equal(a, b) for a, b in zip(*(tree.leaves(h.params) for h in (whole, resumed)), strict=True))
+
+
+# Layers of our own
+
+
+def net(p: tree.Tree, x: torch.Tensor) -> torch.Tensor:
+    """Padded and strided convolutions, with bias and without; pooling that leaves a rest; a dense layer."""
+    h = F.max_pool2d(F.relu(F.conv2d(x, p["w1"], p["b1"], padding=2)), 2)
+    h = F.relu(F.conv2d(h, p["w2"], stride=2, padding=1))
+    h = F.max_pool2d(F.conv2d(h, p["w3"], p["b3"]), 2)
+    return F.linear(h.flatten(1), p["w4"], p["b4"])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.bfloat16, 1e-1)], ids=str)
+def test_our_layers_are_those_of_torch(dtype: torch.dtype, tolerance: float) -> None:
+    K, B = 3, 5
+    shapes = {"w1": (20, 3, 5, 5), "b1": (20,), "w2": (33, 20, 3, 3), "w3": (16, 33, 1, 1), "b3": (16,)}
+    shapes |= {"w4": (7, 16 * 4 * 3), "b4": (7,)}
+    draw = torch.Generator("cuda").manual_seed(0)
+    given = {n: torch.randn(K, *s, device="cuda", generator=draw) / s[-1] for n, s in shapes.items()}
+    x = torch.randn(K, B, 3, 31, 29, device="cuda", generator=draw)
+
+    def outcome(each: Any, dtype: torch.dtype) -> tree.Tree:
+        params = {n: w.to(dtype).requires_grad_() for n, w in given.items()}
+        z = each(net, params, x.to(dtype))
+        return {"z": z.detach(), **dict(zip(params, torch.autograd.grad(z.sum(), params.values()), strict=True))}
+
+    exact, ours = outcome(stacked, torch.float64), outcome(layers.mapped, dtype)
+    for name, expected in exact.items():
+        error = (ours[name].double() - expected).norm() / expected.norm()
+        assert float(error) < tolerance, name
+
+
+@pytest.mark.parametrize("autocast", [None, "bfloat16"])
+@pytest.mark.parametrize("model", ["cnn_fedntd", "cnn_fedssd", "resnet8"])
+def test_the_papers_networks_train_with_our_layers_as_without(model: str, autocast: str | None) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60, 3, 32, 32), np.uint8), np.arange(60) % 10
+    data = fk.data.from_arrays(x, y, x, y)
+    clients = [np.arange(0, 25), np.arange(25, 60)]
+
+    def run(**changes: Any) -> fk.Simulation:
+        settings = fk.Settings(rounds=1, participation=2, epochs=1, batch_size=10, lr=0.01, **changes)
+        sim = fk.Simulation("fedntd", model, data, clients, settings)
+        sim.run()
+        return sim
+
+    ours = run(engine="stacked", device="cuda", autocast=autocast)
+    assert ours.engine.each is layers.mapped
+    exact = run(engine="loop", device="cpu", dtype="float64")
+    moved, apart = (
+        sum(
+            float(t.double().norm()) ** 2 for t in tree.leaves(tree.sub(tree.to(a, "cpu", torch.float64), exact.params))
+        )
+        for a in (exact.task.init, ours.params)
+    )
+    assert (apart / moved) ** 0.5 < (0.3 if autocast else 0.05), "rounding, beside how far the weights moved"
 
 
 def _has_sklearn() -> bool:

@@ -11,6 +11,7 @@ from conftest import Problem, gap
 from oracles.fedntd import FedNTDOracle
 
 import fedkeep as fk
+from fedkeep import tree
 
 ORACLES = {name: importlib.import_module(f"oracles.{name}") for name in fk.methods.REGISTRY}
 CASES = [(name, hyper) for name, module in ORACLES.items() for hyper in module.CASES]
@@ -61,6 +62,25 @@ def test_optimisers_equal_torch(name: str, momentum: float) -> None:
         reference.step()
         w, state = ours.update(grads, state, w, 0.1)
     assert gap(dict(zip(w, [p.detach() for p in theirs], strict=True)), w) < 1e-12
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["one", "stacked"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_optimisers_in_place_are_their_formulas(name: str, momentum: float, stacked: bool) -> None:
+    """In float32, with gradients laid out otherwise than the weights."""
+    rng = torch.Generator().manual_seed(0)
+    optimizer = fk.optim.make(name, momentum, weight_decay=0.01)
+    over = torch.vmap if stacked else lambda fn: fn
+    w = {"a": torch.randn(2, 3, generator=rng), "b": torch.randn(2, 4, 5, generator=rng)}
+    state = over(optimizer.init)(w)
+    mine, kept = tree.map(torch.clone, w), tree.map(torch.clone, state)
+    for _ in range(5):
+        grads = {"a": torch.randn(2, 3, generator=rng), "b": torch.randn(2, 5, 4, generator=rng).mT}
+        w, state = over(lambda g, s, w: optimizer.update(g, s, w, 0.1))(grads, state, w)
+        optimizer.update_(grads, kept, mine, 0.1)
+    assert gap(w, mine) < 1e-5
+    assert gap(state, kept) < 1e-5
 
 
 def test_effective_steps_are_the_displacement_of_a_constant_gradient() -> None:

@@ -267,13 +267,24 @@ def test_dropout_is_tied_to_the_clients_plan_and_global_state_is_left_alone(prob
     assert same(first, own.run(fk.methods.FedAvg(), engine="loop").params)
 
 
-def test_deterministic_mode_is_switched_back(problem: Problem) -> None:
+def test_torchs_flags_are_set_for_a_round_and_switched_back(problem: Problem) -> None:
     seen = []
-    sim = problem.simulation(fk.methods.FedAvg(), deterministic=True, rounds=1)
-    sim.callbacks = (lambda s, r: seen.append(torch.are_deterministic_algorithms_enabled()),)
-    sim.run()
-    assert seen == [True]
-    assert not torch.are_deterministic_algorithms_enabled()
+
+    @dataclasses.dataclass(frozen=True)
+    class Looking(fk.methods.FedAvg):
+        def aggregate(self, task, server, uploads, cohort):
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            seen.append((deterministic, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            return super().aggregate(task, server, uploads, cohort)
+
+    def flags():
+        return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+
+    before = flags()
+    problem.run(Looking(), deterministic=True, rounds=1)
+    problem.run(Looking(), tf32=False, rounds=1)
+    assert seen == [(True, "high", True), (False, "highest", False)]
+    assert flags() == before
 
 
 def test_autocast_computes_in_bfloat16_and_keeps_the_weights(problem: Problem) -> None:
@@ -404,7 +415,8 @@ def test_clipping_equals_torch(problem: Problem, limit: float) -> None:
 
     sim = problem.simulation(fk.methods.FedAvg(), clip_norm=limit, momentum=0.0, weight_decay=0.0)
     batch = {"x": sim.x[:4], "y": sim.y[:4], "mask": torch.ones(4, dtype=torch.bool)}
-    params, _, _ = sim.local.step(sim.params, {}, batch, {"params": sim.params}, {}, 0.1)
+    params = tree.map(torch.clone, sim.params)
+    sim.local.step(params, {}, batch, {"params": sim.params}, {}, 0.1)
     model = copy.deepcopy(problem.model).double()
     torch.nn.functional.cross_entropy(model(sim.x[:4]), sim.y[:4]).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
@@ -505,3 +517,27 @@ def test_digits_fedntd_forgets_less_and_ends_higher_than_fedavg() -> None:
     assert mean["fedntd"]["final"] > mean["fedavg"]["final"]
     assert mean["fedntd"]["forgetting"] < mean["fedavg"]["forgetting"]
     assert mean["fedntd"]["round_forgetting"] < mean["fedavg"]["round_forgetting"]
+
+
+@pytest.mark.parametrize("name", ["fedntd", "scaffold"])
+def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_parts(
+    problem: Problem, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def small(sim: fk.Simulation) -> fk.Simulation:
+        train = sim.engine.train
+
+        def tight(shared, jobs, lr):
+            if len(jobs) > 2:
+                raise torch.OutOfMemoryError("no room")
+            return train(shared, jobs, lr)
+
+        sim.engine.train = tight
+        sim._engine = lambda name: sim.engine
+        return sim
+
+    method = fk.methods.get(name)()
+    whole = problem.run(method, engine="stacked", participation=1.0)
+    parts = small(problem.simulation(method, engine="stacked", participation=1.0))
+    parts.run()
+    assert gap(whole.server, parts.server) < 1e-12
+    assert caplog.text.count("do not fit into memory") == 2, "6, then 3; and it is remembered"

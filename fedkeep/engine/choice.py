@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from fedkeep import tree
-from fedkeep.engine.local import Local
+from fedkeep.engine import layers
+from fedkeep.engine.local import Local, stacked, unrolled
 from fedkeep.engine.loop import Loop
 from fedkeep.engine.stacked import Stacked, unstackable
 from fedkeep.errors import EngineError
@@ -18,14 +19,22 @@ log = logging.getLogger("fedkeep")
 SMALL_MODEL = 100_000  # up to as many weights, stacking a cohort pays on a CPU too
 
 
-def choose_engine(name: str, local: Local, x: Any, y: torch.Tensor, two: Any) -> Loop | Stacked:
-    """Pick the runtime. `auto`: stacked on a GPU or for a small model, if the module can be stacked; else the loop."""
-    n_weights = sum(w.numel() for w in tree.leaves(local.task.init))
+def choose_engine(name: str, tf32: bool, local: Local, x: Any, y: torch.Tensor, two: Any) -> Loop | Stacked:
+    """Pick the runtime. `auto`: stacked on a GPU or for a small model, if the module can be stacked; else the loop.
+
+    On a GPU, a module that `vmap` cannot take is stacked all the same, every client on a stream of its own, unless it
+    draws random numbers. `two` are two examples as the model is given them.
+    """
+    task = local.task
+    n_weights = sum(w.numel() for w in tree.leaves(task.init))
     if name == "loop" or (name == "auto" and y.device.type == "cpu" and n_weights > SMALL_MODEL):
         return Loop(local, x, y)
-    stopped_by = unstackable(local.task, two)
+    own = layers.available(task.device, task.dtype, task.autocast, tf32)
+    stopped_by = unstackable(task, two, stacked)
     if stopped_by is None:
-        return Stacked(local, x, y)
+        return Stacked(local, x, y, layers.mapped if own else stacked)
+    if y.device.type == "cuda" and unstackable(task, two, unrolled) is None:
+        return Stacked(local, x, y, unrolled)
     if name == "stacked":
         raise EngineError(f"this model cannot be stacked, take engine='loop'; stopped by {stopped_by}")
     log.warning("clients are trained one after another, because the model cannot be stacked: %s", stopped_by)

@@ -18,12 +18,13 @@ from fedkeep.tree import Tree
 def evaluate(
     task: Task, params: Tree, x: Any, y: Tensor, inputs: Inputs, each: Each = once, chunk: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """Return (confusion [..., true, predicted], mean loss [...]) of one model, or of a stack with `each=stacked`.
+    """Return (confusion [..., true, predicted], summed loss [...]) of one model, or of a stack with `each=stacked`.
 
     `chunk` examples pass through a model at a time; a stack of K models does that K times over.
     """
     classes = task.n_classes
-    confusion = loss = torch.zeros((), device=y.device)
+    confusion = torch.zeros((classes, classes), dtype=torch.float64, device=y.device)
+    loss = torch.zeros((), dtype=torch.float64, device=y.device)
     for start in range(0, len(y), chunk):
         part = slice(start, start + chunk)
         inputs_part, truth = inputs(tree.take(x, part)), y[part]
@@ -37,4 +38,4 @@ def evaluate(
         guess = torch.nn.functional.one_hot(predicted, classes).double()
         confusion = confusion + true.T @ guess
         loss = loss + total
-    return confusion.long().cpu(), (loss / len(y)).cpu()
+    return confusion.long(), loss

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.engine.local import Trained
+from fedkeep.engine.local import Job, Trained
 from fedkeep.errors import Diverged
 from fedkeep.tree import Tree
 
 
-def check_finite(number: int, ids: list[int], trained: Trained, before: Tree) -> list[float]:
-    """Return every client's mean loss; raise if any client's loss, weights or upload left the finite numbers."""
+def check_finite(number: int, jobs: Sequence[Job], trained: Trained, before: Tree) -> Tensor:
+    """Return every client's mean loss, [K]; raise if any client's loss, weights or upload left the finite numbers."""
     numbers = tree.leaves({"upload": trained.upload, "params": trained.params})
     finite = torch.stack(
-        [t.reshape(len(ids), -1).isfinite().all(1) for t in numbers]
-        + [torch.stack([losses.isfinite().all() for losses in trained.losses])]
+        [t.reshape(len(jobs), -1).isfinite().all(1) for t in numbers] + [trained.losses.isfinite().all(0)]
     ).all(0)
-    if bool(finite.all()):
-        return [float(losses.mean()) for losses in trained.losses]
-    k = int((~finite).nonzero()[0])
-    losses = trained.losses[k].tolist()
+    steps = torch.tensor([job.plan.steps for job in jobs])
+    known = torch.stack([finite, trained.losses.double().sum(0)]).cpu()  # the one place where the host waits
+    if bool(known[0].all()):
+        return known[1] / steps
+    k = int((known[0] == 0).nonzero()[0])
+    losses = trained.losses[: jobs[k].plan.steps, k].tolist()
     what = []
     broken = next((s for s, value in enumerate(losses) if not math.isfinite(value)), None)
     if broken is not None:
@@ -36,11 +39,13 @@ def check_finite(number: int, ids: list[int], trained: Trained, before: Tree) ->
         what.append(f"not finite in the upload: {', '.join(others[:3])}")
     path, size = max(((path, float(w.abs().max())) for path, w in tree.items(before)), key=lambda item: item[1])
     what.append(f"the largest weight it started from was {size:.4g} ({path})")
-    raise Diverged(number, ids[k], "; ".join(what) + "; a smaller lr or a clip_norm may help")
+    raise Diverged(number, jobs[k].id, "; ".join(what) + "; a smaller lr or a clip_norm may help")
 
 
 def check_server(number: int, server: Tree) -> None:
     """Raise if aggregation made the server's tree leave the finite numbers."""
-    bad = [path for path, t in tree.items(server) if t.is_floating_point() and not bool(t.isfinite().all())]
+    numbers = [(path, t) for path, t in tree.items(server) if t.is_floating_point()]
+    finite = torch.stack([t.isfinite().all() for _, t in numbers]).tolist()
+    bad = [path for (path, _), good in zip(numbers, finite, strict=True) if not good]
     if bad:
         raise Diverged(number, None, f"aggregation made {', '.join(bad[:3])} leave the finite numbers")

@@ -7,7 +7,8 @@ every client's own gradient, so one level of `vmap` and plain autograd suffice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,11 +38,45 @@ def stacked(fn: Callable[..., Any], *trees: Any) -> Any:
     return torch.vmap(fn, randomness="error")(*trees)
 
 
+def unrolled(fn: Callable[..., Any], *trees: Any) -> Any:
+    """Call a function for one stacked client after another; on a GPU each has its stream, so that they overlap.
+
+    For modules that `vmap` cannot take. What they draw at random would not be tied to a client's seed.
+    """
+    split = [tree.map(lambda t: t.unbind(0), one) for one in trees]
+    clients = len(tree.leaves(split[0])[0])
+    device = tree.leaves(trees[0])[0].device
+
+    def call(k: int) -> Any:
+        return fn(*(tree.map(lambda ts: ts[k], one) for one in split))
+
+    if device.type == "cuda":
+        main, results = torch.cuda.current_stream(device), []
+        for k in range(clients):
+            stream = _stream(device, k)
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                results.append(call(k))
+        for k in range(clients):
+            main.wait_stream(_stream(device, k))
+    else:
+        results = [call(k) for k in range(clients)]
+    if isinstance(results[0], tuple):
+        return tuple(tree.stack(parts) for parts in zip(*results, strict=True))
+    return tree.stack(results)
+
+
+@functools.cache
+def _stream(device: torch.device, k: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Job(NamedTuple):
     """One client's share of a round."""
 
     id: int
     examples: np.ndarray  # indices into the training data
+    counts: np.ndarray  # how many of each class
     plan: Plan
     client: Tree
 
@@ -52,7 +87,7 @@ class Trained(NamedTuple):
     params: Tree  # the local model
     upload: Tree
     client: Tree  # the state it keeps
-    losses: list[Tensor]  # one [S] per client
+    losses: Tensor  # [S], or [S, K]: 0 where a client had fewer steps
 
 
 @dataclass(frozen=True)
@@ -78,9 +113,9 @@ class Local:
             return self.method.annotate(self.task, shared, local, x, y)
 
     def loss(self, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tensor:
-        """Return the method's loss on one client's batch, annotating it first where that was not done before."""
+        """Return the method's loss on one client's batch; without notes it is annotated, if the loss looks at them."""
         if "note" not in batch:
-            batch = {**batch, "note": self.note(shared, local, batch["x"], batch["y"])}
+            batch = _Noted(batch, lambda: self.note(shared, local, batch["x"], batch["y"]))
         loss = self.method.loss(self.task, params, batch, shared, local)
         if loss.ndim:
             raise MethodError(
@@ -89,55 +124,62 @@ class Local:
             )
         return loss
 
-    def update(self, grads: Tree, params: Tree, state: Tree, shared: Tree, local: Tree, lr: float) -> tuple[Tree, Tree]:
-        """Correct and clip one client's gradient, and take the optimiser's step."""
+    def corrected(self, grads: Tree, params: Tree, shared: Tree, local: Tree) -> Tree:
+        """Correct and clip one client's gradient."""
         grads = self.method.correct(grads, params, shared, local)
         if self.clip_norm is not None:
             norm = tree.dot(grads, grads).sqrt()
             grads = tree.scale(grads, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        return self.task.optimizer.update(grads, state, params, lr)
+        return grads
 
     def step(
-        self, params: Tree, state: Tree, batch: Tree, shared: Tree, local: Tree, lr: float, each: Each = once
-    ) -> tuple[Tree, Tree, Tensor]:
-        """Take one local step: (new weights, new optimiser state, loss)."""
-        params = tree.map(lambda w: w.detach().requires_grad_(), params)
+        self, params: Tree, state: Tree, batch: Tree, shared: Tree, local: Tree, lr: float | Tensor, each: Each = once
+    ) -> Tensor:
+        """Take one local step, the only place where a client's weights change: in place. Return the loss."""
+        given = tree.map(lambda w: w.detach().requires_grad_(), params)
         with torch.enable_grad():
-            losses = each(lambda w, b, loc: self.loss(w, b, shared, loc), params, batch, local)
+            losses = each(lambda w, b, loc: self.loss(w, b, shared, loc), given, batch, local)
             total = losses.sum()
         if not losses.requires_grad:
             raise MethodError(
                 f"{self.method.name}: the loss carries no gradient to the weights; was it computed under no_grad, "
                 "or from detached tensors?"
             )
-        grads = tree.like(params, torch.autograd.grad(total, tree.leaves(params), materialize_grads=True))
+        grads = tree.like(params, torch.autograd.grad(total, tree.leaves(given), materialize_grads=True))
         with torch.no_grad():
-            params = tree.detach(params)
-            params, state = each(
-                lambda g, w, s, loc: self.update(g, w, s, shared, loc, lr), grads, params, state, local
-            )
-        return params, state, losses.detach()
+            if self.method.uses("correct") or self.clip_norm is not None:
+                grads = each(lambda g, w, loc: self.corrected(g, w, shared, loc), grads, params, local)
+            optimizer = self.task.optimizer
+            if self.task.dtype == torch.float32:
+                optimizer.update_(grads, state, params, lr)
+            else:
+                new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
+                tree.copy_((params, state), new)
+        return losses.detach()  # type: ignore[no-any-return]
 
-    def facts(self, plan: Plan, counts: np.ndarray, lr: float) -> Tree:
-        """Gather what the runtime knows of a client this round, in the weights' dtype or, if that is half, float32."""
+    def facts(self, plans: Sequence[Plan], counts: np.ndarray, lr: float) -> Tree:
+        """Gather what the runtime knows of K clients this round, [K] each, from their plans and label counts [K, C].
+
+        In the weights' dtype or, if that is half, float32.
+        """
         precise = torch.promote_types(self.task.dtype, torch.float32)
-
-        def number(value: Any) -> Tensor:
-            return torch.tensor(value, dtype=precise, device=self.task.device)
-
+        steps = [plan.steps for plan in plans]
+        known = {
+            "n": counts.sum(1),
+            "steps": steps,
+            "effective_steps": [self.task.optimizer.effective_steps(s) for s in steps],
+            "label_counts": counts,
+            "lr": [lr] * len(plans),
+        }
         return {
-            "n": number(float(counts.sum())),
-            "steps": number(float(plan.steps)),
-            "effective_steps": number(self.task.optimizer.effective_steps(plan.steps)),
-            "label_counts": number(counts),
-            "lr": number(lr),
+            key: torch.tensor(np.asarray(value), dtype=precise, device=self.task.device) for key, value in known.items()
         }
 
     def train_one(self, shared: Tree, client: Tree, x: Any, y: Tensor, plan: Plan, lr: float) -> Trained:
         """Train one client on its own examples, as stored: what every runtime must agree with."""
         method, task = self.method, self.task
         counts = torch.bincount(y, minlength=task.n_classes).cpu().numpy()
-        facts = self.facts(plan, counts, lr)
+        facts = tree.take(self.facts([plan], counts[None], lr), 0)
         index = torch.from_numpy(plan.index).to(y.device)
         augment = {key: torch.from_numpy(value).to(y.device) for key, value in plan.augment.items()}
 
@@ -148,7 +190,7 @@ class Local:
         with seeded(plan.seed, y.device):
             with torch.no_grad(), at_stage(method, "prepare"):
                 local = method.prepare(task, shared, client, facts)
-                params = method.start(shared, client)
+                params = tree.map(torch.clone, method.start(shared, client))
                 notes = self.notes_of(shared, local, x, y, torch.arange(len(y), device=y.device))
                 constant = self.drawn(shared, local, facts, x, y, plan.noise, notes)
             state, losses = self.task.optimizer.init(params), []
@@ -158,8 +200,7 @@ class Local:
                     batch = {**take(at, tree.take(augment, (s, slice(size)))), **constant}
                     if self.notes_once:
                         batch["note"] = tree.take(notes, at)
-                    params, state, value = self.step(params, state, batch, shared, local, lr)
-                    losses.append(value)
+                    losses.append(self.step(params, state, batch, shared, local, lr))
             measured: Tree = {}
             if method.uses("measure"):
                 with at_stage(method, "measure"):
@@ -170,11 +211,11 @@ class Local:
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):
                 upload, client = method.finish(shared, params, local, client, facts, measured)
-        return Trained(params, upload, client, [torch.stack(losses)])
+        return Trained(params, upload, client, torch.stack(losses))
 
     def measure(self, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tree:
         """Sum the method's measurements over one client's batch."""
-        batch = {**batch, "note": self.note(shared, local, batch["x"], batch["y"])}
+        batch = _Noted(batch, lambda: self.note(shared, local, batch["x"], batch["y"]))
         return tree.detach(self.method.measure(self.task, params, batch, shared, local))  # type: ignore[no-any-return]
 
     def notes_of(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
@@ -197,6 +238,20 @@ class Local:
         inputs = self.inputs(tree.take(x, index))
         note = self.note(shared, local, inputs, y[index])
         return {"drawn": {"x": inputs, "y": y[index], "weight": weight, "note": note}}
+
+
+class _Noted(dict[str, Any]):
+    """A batch whose notes are computed when somebody looks at them."""
+
+    def __init__(self, batch: Tree, annotate: Callable[[], Tree]) -> None:
+        super().__init__(batch)
+        self.annotate = annotate
+
+    def __missing__(self, key: str) -> Tree:
+        if key != "note":
+            raise KeyError(key)
+        self["note"] = self.annotate()
+        return self["note"]  # type: ignore[no-any-return]
 
 
 @contextmanager

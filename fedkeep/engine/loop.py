@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeep import tree
 from fedkeep.engine.local import Job, Local, Trained
@@ -33,7 +33,8 @@ class Loop:
             result = self.local.train_one(sent, client, tree.take(self.x, at), self.y[at], job.plan, lr)
             done.append(result._replace(upload=self._send(result.upload), client=self._send(result.client)))
         params, uploads, clients, losses = zip(*done, strict=True)
-        return Trained(tree.stack(params), tree.stack(uploads), tree.stack(clients), [one for [one] in losses])
+        padded = nn.utils.rnn.pad_sequence(list(losses))
+        return Trained(tree.stack(params), tree.stack(uploads), tree.stack(clients), padded)
 
     def _send(self, message: Tree) -> Tree:
         return tree.to(tree.from_bytes(tree.to_bytes(message)), self.y.device) if self.wire else message

@@ -38,7 +38,9 @@ class Settings:
     device: str = "auto"
     dtype: str = "float32"  # of the weights; torch.float32 and the like will do as well
     autocast: str | None = None  # of the computation alone
+    tf32: bool = True  # float32 products on a GPU may round their factors to TF32
     deterministic: bool = False
+    at_once: int | None = None  # clients that are trained together; None: all that fit
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -57,6 +59,7 @@ class Settings:
             ("eval_every", 1),
             ("eval_local_every", 0),
             ("seed", 0),
+            *([("at_once", 1)] if self.at_once is not None else []),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
@@ -67,8 +70,9 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
                 raise FedkeepError(f"{name} must be a number above 0, not {value!r}")
-        if not isinstance(self.deterministic, bool):
-            raise FedkeepError(f"deterministic must be True or False, not {self.deterministic!r}")
+        for name in ("deterministic", "tf32"):
+            if not isinstance(getattr(self, name), bool):
+                raise FedkeepError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.augment is not None and not isinstance(self.augment, Augment):
             raise FedkeepError(f"augment must be a fedkeep.data.Augment, not {self.augment!r}")
         optim.make(self.optimizer, self.momentum, self.weight_decay)

@@ -18,6 +18,7 @@ import fedkeep
 from fedkeep import losses
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
+from fedkeep.engine import ranks
 from fedkeep.engine.rounds import Callback, Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import FedkeepError, RunError, nearest
@@ -56,6 +57,8 @@ def simulate(
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder, whose experiment file says `about` it and all else that can be said."""
+    if not simulation.ranks.first:
+        return simulation.run()
     with RunFolder.create(path, {**_described(simulation), **about, "made_by": _made_by(simulation)}) as folder:
         return simulation.keep_in(folder).run()
 
@@ -72,17 +75,22 @@ def go_on(
 ) -> History:
     """Go on with the run in a folder, given the same method, model, data, clients and settings as at its start.
 
-    The engine and the number of threads are those of the start, so that the outcome is the same to the last bit.
+    The engine and the number of threads are those of the start, so that the outcome is the same to the last bit. With
+    another number of processes it is the same to rounding.
     """
-    about = read_experiment(path)
-    made_by = about["made_by"]
+    first = ranks.here()
+    made_by = first.decide(lambda: read_experiment(path))["made_by"]
     settings = replace(settings, engine=made_by["engine"])
     simulation = Simulation(method, model, data, clients, settings, callbacks, criterion)
     for what, found in _fingerprints(simulation).items():
         if found != made_by[what]:
             raise RunError(f"{path} was started with another {what} than the one given now: it cannot go on with it")
-    with RunFolder.open(path) as folder, _threads(made_by["threads"]):
-        return simulation.keep_in(folder).run()
+    threads = made_by["threads"] if first.size == made_by.get("ranks", 1) else torch.get_num_threads()
+    with _threads(threads):
+        if not first.first:
+            return simulation.run()
+        with RunFolder.open(path) as folder:
+            return simulation.keep_in(folder).run()
 
 
 def _described(simulation: Simulation) -> dict[str, Any]:
@@ -107,6 +115,7 @@ def _made_by(simulation: Simulation) -> dict[str, Any]:
         "engine": simulation.engine.name,
         "device": simulation.task.device.type,
         "threads": torch.get_num_threads(),
+        "ranks": simulation.ranks.size,
         **_fingerprints(simulation),
     }
 

@@ -1,13 +1,12 @@
 """Stacked: the cohort's weights on a leading client axis, one vectorised step for all clients.
 
 Clients are sorted longest first, so that those still training are always a prefix: no client takes a padded step.
-Within a step, batches of unequal size are padded and masked.
+Within a step, batches of unequal size are padded and masked. On a GPU the steps are replayed from CUDA graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,106 +14,143 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
-from fedkeep.engine.local import Job, Local, Trained, at_stage, stacked
-from fedkeep.task import Task
+from fedkeep.engine.graphs import Graphs
+from fedkeep.engine.layout import Layout
+from fedkeep.engine.local import Each, Job, Local, Trained, at_stage, stacked
+from fedkeep.task import Task, seeded
 from fedkeep.tree import Tree
 
 
-@dataclass(frozen=True)
 class Stacked:
-    """Trains a cohort in one vectorised step per local step."""
+    """Trains a cohort in one vectorised step per local step.
 
-    local: Local
-    x: Any
-    y: Tensor
+    `each` is how a function is mapped over the clients: `stacked` by vmap, `layers.mapped` by vmap with our own
+    kernels, `unrolled` one by one on streams of their own, for modules that vmap cannot take.
+    """
+
     name = "stacked"
+
+    def __init__(self, local: Local, x: Any, y: Tensor, each: Each = stacked) -> None:
+        self.local, self.x, self.y, self.each = local, x, y, each
+        self.graphs = Graphs(self._step, local.task) if y.device.type == "cuda" else None
 
     def train(self, shared: Tree, jobs: Sequence[Job], lr: float) -> Trained:
         """Train every client of the cohort; the leaves of what returns are stacked in the order of the jobs."""
         order = sorted(range(len(jobs)), key=lambda k: -jobs[k].plan.steps)
         result = self._train_sorted(shared, [jobs[k] for k in order], lr)
-        back = np.argsort(order)
-        at = torch.from_numpy(back).to(self.y.device)
-        params, upload, client = (tree.take(part, at) for part in result[:3])
-        return Trained(params, upload, client, [result.losses[k] for k in back])
+        back = torch.from_numpy(np.argsort(order)).to(self.y.device)
+        params, upload, client = (tree.take(part, back) for part in result[:3])
+        return Trained(params, upload, client, result.losses[:, back])
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[Job], lr: float) -> Trained:
         local, method, task = self.local, self.local.method, self.local.task
-        cohort = _Batches(self, jobs)
+        cohort = Layout(jobs, self.y.device)
         client = tree.stack([job.client for job in jobs])
+        facts = local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad(), at_stage(method, "prepare"):
-            facts = tree.stack(
-                [local.facts(job.plan, counts, lr) for job, counts in zip(jobs, cohort.counts, strict=True)]
-            )
             mine = stacked(lambda c, f: method.prepare(task, shared, c, f), client, facts)
             params = stacked(lambda c, f: method.start(shared, c), client, facts)
-            notes = [
-                local.notes_of(shared, tree.take(mine, k), self.x, self.y, own) for k, own in enumerate(cohort.own)
-            ]
-            constant = self._drawn(shared, mine, facts, cohort, notes)
-            flat_notes = tree.cat(notes)
-        state = stacked(task.optimizer.init, params)
-        active, tails, losses = len(jobs), [], []
+            notes = self._notes(shared, mine, cohort)
+            held = {
+                "shared": shared,
+                "local": mine,
+                "drawn": self._drawn(shared, mine, facts, cohort, notes),
+                "params": tree.map(torch.clone, params),
+                "state": stacked(task.optimizer.init, params),
+                "notes": notes if local.notes_once else {},
+                "plan": cohort.plan,
+                "losses": torch.zeros(cohort.plan["at"].shape[:2], dtype=task.dtype, device=self.y.device),
+            }
         with at_stage(method, "local training"):
-            running = {"params": params, "state": state, "mine": mine, "constant": constant}
-            for s in range(cohort.steps[0]):
-                still = int(np.searchsorted(-cohort.steps, -s, side="left"))
-                if still < active:
-                    tails.append(tree.take(running["params"], slice(still, active)))
-                    running, active = tree.take(running, slice(still)), still
-                batch = {**cohort.batch(s, active, augment=True), **running["constant"]}
-                if local.notes_once:
-                    batch["note"] = tree.take(flat_notes, cohort.flat(s, active))
-                running["params"], running["state"], value = local.step(
-                    running["params"], running["state"], batch, shared, running["mine"], lr, each=stacked
-                )
-                losses.append(value)
-            params = tree.cat([running["params"], *reversed(tails)])
+            if self.graphs:
+                held = self.graphs.run(held, cohort.live, lr)
+            else:
+                for s, active in enumerate(cohort.live):
+                    self._step(held, s, active, active, lr)
+        params, losses = held["params"], held["losses"][: len(cohort.live)]
         measured = self._measure(params, shared, mine, cohort) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
             upload, client = stacked(
-                lambda w, loc, c, f, m: method.finish(shared, w, loc, c, f, m),
-                params,
-                mine,
-                client,
-                facts,
-                measured,
+                lambda w, loc, c, f, m: method.finish(shared, w, loc, c, f, m), params, mine, client, facts, measured
             )
-        per_client = [torch.stack([losses[s][k] for s in range(n)]) for k, n in enumerate(cohort.steps)]
-        return Trained(params, upload, client, per_client)
+        return Trained(params, upload, client, losses)
 
-    def _drawn(self, shared: Tree, mine: Tree, facts: Tree, cohort: _Batches, notes: list[Tree]) -> Tree:
+    def _step(self, held: Tree, s: int | Tensor, active: int, sure: int, lr: float | Tensor) -> None:
+        """Take step s with the first `active` clients, in place; from `sure` on they may have finished before."""
+        local = self.local
+        running = {part: held[part] for part in ("params", "state", "local", "drawn")}
+        running = tree.take(running, slice(active))
+        plan = tree.map(lambda t: _row(t, s, active), held["plan"])
+        batch = {**self._batch(plan, plan["augment"]), **running["drawn"]}
+        if local.notes_once:
+            batch["note"] = tree.take(held["notes"], plan["place"])
+        unsure = tree.take({part: running[part] for part in ("params", "state")}, slice(sure, active))
+        before = tree.map(torch.clone, unsure) if sure < active else {}
+        losses = local.step(
+            running["params"], running["state"], batch, held["shared"], running["local"], lr, each=self.each
+        )
+        if before:
+            live = plan["mask"].any(1)
+            losses = torch.where(live, losses, 0)
+
+            def keep(new: Tensor, old: Tensor) -> None:
+                new.copy_(torch.where(live[sure:].reshape(-1, *[1] * (new.ndim - 1)), new, old))
+
+            tree.map(keep, unsure, before)
+        if isinstance(s, int):
+            held["losses"][s, :active] = losses
+        else:
+            held["losses"][:, :active].index_copy_(0, s, losses[None])
+
+    def _batch(self, plan: Tree, augment: Tree | None) -> Tree:
+        """Gather a step's examples: x, y, mask, with leading axes [active, B]."""
+        at = plan["at"]
+        drawn = tree.map(lambda t: t.reshape(-1), augment) if augment else None
+        x = self.local.inputs(tree.take(self.x, at.reshape(-1)), drawn)
+        x = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
+        return {"x": x, "y": self.y[at], "mask": plan["mask"]}
+
+    def _notes(self, shared: Tree, mine: Tree, cohort: Layout) -> Tree:
+        """Annotate the cohort's examples, client after client; all at once where no client says anything of its own."""
+        if not mine:
+            return self.local.notes_of(shared, mine, self.x, self.y, cohort.examples)
+        parts = [
+            self.local.notes_of(shared, tree.take(mine, k), self.x, self.y, own) for k, own in enumerate(cohort.own)
+        ]
+        return tree.cat(parts)
+
+    def _drawn(self, shared: Tree, mine: Tree, facts: Tree, cohort: Layout, notes: Tree) -> Tree:
         """Let every client name its examples, over a padded axis of examples."""
         local, method, task = self.local, self.local.method, self.local.task
         if not method.uses("draw"):
             return {}
-        y, valid, noise = cohort.padded_labels()
-        padded = tree.map(lambda *ts: nn.utils.rnn.pad_sequence(list(ts), batch_first=True), *notes)
+        pad = nn.utils.rnn.pad_sequence
+        y = pad([self.y[own] for own in cohort.own], batch_first=True)
+        padded = tree.map(lambda t: pad(list(torch.split(t, cohort.sizes)), batch_first=True), notes)
         named = stacked(
             lambda f, y, v, u, n: method.draw(task, shared, f, y, v, u, n),
             facts,
             y,
-            valid,
-            noise.to(task.dtype),
+            cohort.valid,
+            cohort.noise.to(task.dtype),
             padded,
         )
         if named is None:
             return {}
         index, weight = named
-        at = cohort.examples_at(index)
-        labels = self.y[at]
+        at = cohort.examples[index + cohort.start[:, None]]
         inputs = local.inputs(tree.take(self.x, at.reshape(-1)))
         inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
-        note = stacked(lambda loc, x, y: local.note(shared, loc, x, y), mine, inputs, labels)
-        return {"drawn": {"x": inputs, "y": labels, "weight": weight, "note": note}}
+        note = stacked(lambda loc, x, y: local.note(shared, loc, x, y), mine, inputs, self.y[at])
+        return {"drawn": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
 
-    def _measure(self, params: Tree, shared: Tree, mine: Tree, cohort: _Batches) -> Tree:
+    def _measure(self, params: Tree, shared: Tree, mine: Tree, cohort: Layout) -> Tree:
         """Sum the method's measurements over one unaugmented pass of every client."""
         local = self.local
         total: Tree = {}
         for s in range(cohort.per_epoch[0]):
             active = int(np.searchsorted(-cohort.per_epoch, -s, side="left"))
-            batch = cohort.batch(s, active, augment=False)
+            batch = self._batch(tree.take(cohort.plan, (s, slice(active))), augment=None)
             width = batch["mask"].shape[1]
             batch["place"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
             with at_stage(local.method, "measure"):
@@ -131,62 +167,16 @@ class Stacked:
         return total
 
 
-class _Batches:
-    """The plans of a cohort sorted longest first, laid out on the device as [K, S, B]."""
-
-    def __init__(self, engine: Stacked, jobs: Sequence[Job]) -> None:
-        self.engine, self.jobs, device = engine, jobs, engine.y.device
-        self.steps = np.array([job.plan.steps for job in jobs])
-        self.per_epoch = np.array([job.plan.per_epoch for job in jobs])
-        width = max(job.plan.index.shape[1] for job in jobs)
-        shape = (len(jobs), int(self.steps[0]), width)
-        place, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
-        augment = {key: np.zeros(shape, dtype=np.int64) for key in jobs[0].plan.augment}
-        for k, job in enumerate(jobs):
-            s, b = job.plan.index.shape
-            place[k, :s, :b], mask[k, :s, :b] = job.plan.index, job.plan.mask
-            for key, value in job.plan.augment.items():
-                augment[key][k, :s, :b] = value
-        sizes = [len(job.examples) for job in jobs]
-        self.examples = torch.from_numpy(np.concatenate([job.examples for job in jobs])).to(device)
-        self.own = torch.split(self.examples, sizes)  # every client's examples in the training data
-        self.start = torch.from_numpy(np.cumsum([0, *sizes[:-1]])).to(device)
-        self.place, self.mask = torch.from_numpy(place).to(device), torch.from_numpy(mask).to(device)
-        self.augment = tree.map(lambda a: torch.from_numpy(a).to(device), augment)
-        classes = engine.local.task.n_classes
-        self.counts = [torch.bincount(engine.y[own], minlength=classes).cpu().numpy() for own in self.own]
-
-    def flat(self, s: int, active: int) -> Tensor:
-        """[active, B] places of a step's examples in the cohort's concatenation."""
-        return self.place[:active, s] + self.start[:active, None]
-
-    def examples_at(self, place: Tensor) -> Tensor:
-        """Turn places among each client's own examples, [K, D], into places in the training data."""
-        return self.examples[place + self.start[:, None]]
-
-    def batch(self, s: int, active: int, augment: bool) -> Tree:
-        """Step s of the first clients: x, y, mask, with leading axes [active, B]."""
-        at = self.examples[self.flat(s, active)]
-        flat = at.reshape(-1)
-        drawn = tree.map(lambda t: t[:active, s].reshape(-1), self.augment) if augment else None
-        x = self.engine.local.inputs(tree.take(self.engine.x, flat), drawn)
-        return {
-            "x": tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x),
-            "y": self.engine.y[at],
-            "mask": self.mask[:active, s],
-        }
-
-    def padded_labels(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels, validity and noise of every client's examples, [K, longest]."""
-        pad = nn.utils.rnn.pad_sequence
-        labels = [self.engine.y[own] for own in self.own]
-        noise = [torch.from_numpy(job.plan.noise).to(self.place.device) for job in self.jobs]
-        valid = [torch.ones(len(one), dtype=torch.bool, device=one.device) for one in labels]
-        return tuple(pad(ts, batch_first=True) for ts in (labels, valid, noise))  # type: ignore[return-value]
+def _row(t: Tensor, s: int | Tensor, active: int) -> Tensor:
+    """Take step s of the first clients from [S, K, ...]; a step counter on the device is never read by the host."""
+    return t[s, :active] if isinstance(s, int) else t[:, :active].index_select(0, s)[0]
 
 
-def unstackable(task: Task, x: Any) -> str | None:
-    """Try one stacked forward and backward pass on a few examples; return what stopped it, or None."""
+def unstackable(task: Task, x: Any, each: Each) -> str | None:
+    """Try one stacked forward and backward pass on a few examples; return what stopped it, or None.
+
+    Random numbers stop it too: they would not be tied to a client's seed.
+    """
     reached: list[str] = []
     hooks = [
         module.register_forward_pre_hook(
@@ -197,10 +187,14 @@ def unstackable(task: Task, x: Any) -> str | None:
     ]
     two = tree.map(lambda w: torch.stack([w, w]).requires_grad_(), task.init)
     try:
-        with torch.enable_grad():
-            logits = stacked(lambda w: task.apply(w, x, train=True), two)
-            torch.autograd.grad(logits.sum(), tree.leaves(two), materialize_grads=True)
-        stacked(lambda w: task.apply(w, x), tree.detach(two))
+        with seeded(0, task.device):
+            before = _random_state(task.device)
+            with torch.enable_grad():
+                logits = each(lambda w: task.apply(w, x, train=True), two)
+                torch.autograd.grad(logits.sum(), tree.leaves(two), materialize_grads=True)
+            each(lambda w: task.apply(w, x), tree.detach(two))
+            if not torch.equal(before, _random_state(task.device)):
+                return f"{type(task._train).__name__}: it draws random numbers in training"
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200]
         return f"{reached[-1] if reached else type(task._train).__name__}: {reason}"
@@ -208,3 +202,7 @@ def unstackable(task: Task, x: Any) -> str | None:
         for hook in hooks:
             hook.remove()
     return None
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

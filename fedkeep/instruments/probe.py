@@ -19,6 +19,7 @@ from fedkeep import forgetting, losses, methods, tree
 from fedkeep.data import Augment, Dataset, Partition
 from fedkeep.data.augment import Inputs
 from fedkeep.data.plan import sample_cohort, server_seed
+from fedkeep.engine import device
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.finite import check_finite
 from fedkeep.engine.rounds import Simulation
@@ -75,7 +76,7 @@ class Probe:
     def _tested(self) -> list[tuple[np.ndarray, float]]:
         s = self.simulation
         found = [evaluate(s.task, model, s.x_test, s.y_test, self.inputs) for model in self.models]
-        return [(confusion.numpy(), float(loss)) for confusion, loss in found]
+        return [(confusion.cpu().numpy(), float(loss) / len(s.y_test)) for confusion, loss in found]
 
     def own_examples(self, client: int, most: int | None = None) -> tuple[Any, Tensor]:
         """Return what the model sees of one client's examples, and their classes."""
@@ -99,13 +100,16 @@ def probe(simulation: Simulation) -> Probe:
     jobs = [simulation._job(int(k), number, shared) for k in sampled if len(simulation.clients[int(k)])]
     if not jobs:
         raise FedkeepError(f"none of the clients sampled for round {number} has any examples: there is nothing to see")
-    ids = [job.id for job in jobs]
-    trained = simulation.engine.train(shared, jobs, settings.lr_in(number))
-    check_finite(number, ids, trained, shared["params"])
-    cohort = Cohort(tuple(ids), number, server_seed(settings.seed, number))
-    clients = tree.map(lambda w: w.detach().clone(), trained.params)
-    server = method.aggregate(simulation.task, simulation.server, trained.upload, cohort)
-    return Probe(simulation, number, ids, tree.detach(simulation.params), clients, tree.detach(server["params"]))
+    ids, parts = [job.id for job in jobs], []
+    with device.numerics(settings):
+        for some, trained in simulation._in_chunks(shared, jobs, settings.lr_in(number)):
+            check_finite(number, some, trained, shared["params"])
+            kept = {"params": trained.params, "upload": trained.upload}
+            parts.append(tree.map(lambda w: w.detach().clone(), kept))  # an engine may use its memory again
+        done = tree.cat(parts)
+        cohort = Cohort(tuple(ids), number, server_seed(settings.seed, number))
+        after = method.aggregate(simulation.task, simulation.server, done["upload"], cohort)["params"]
+    return Probe(simulation, number, ids, tree.detach(simulation.params), done["params"], tree.detach(after))
 
 
 def open_run(

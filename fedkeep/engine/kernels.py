@@ -1,0 +1,223 @@
+"""Triton kernels for a stack of models: convolution as an implicit matrix product, its gradients, and max pooling.
+
+Every client has its own weights, so cuDNN sees a grouped convolution, which it does slowly. Here the client is one axis
+of the grid, images lie channels last, and a tile of image patches is gathered while it is multiplied: no patch matrix
+is ever written to memory. Letters: K clients, B images each, R x S the window, C channels in, O channels out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_POOL_BLOCK = 1024
+
+
+@triton.jit
+def _patches(k, m, B, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, S: tl.constexpr, RSC: tl.constexpr,
+             OH: tl.constexpr, OW: tl.constexpr, stride: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+             xb, xh, xw, xc):  # fmt: skip
+    """Give offsets and validity of the patch entries k [.., BK] of the output pixels m [BM, ..]."""
+    b, oh, ow = m // (OH * OW), m // OW % OH, m % OW
+    r, s, c = k // (S * C), k // C % S, k % C
+    ih, iw = oh * stride - pad_h + r, ow * stride - pad_w + s
+    inside = (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W) & (b < B) & (k < RSC)
+    return b * xb + ih * xh + iw * xw + c * xc, inside
+
+
+@triton.jit
+def _forward(x, w, bias, y, B, xk, xb, xh, xw, xc,
+             H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+             OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr, stride: tl.constexpr,
+             pad_h: tl.constexpr, pad_w: tl.constexpr, HAS_BIAS: tl.constexpr,
+             BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr):  # fmt: skip
+    """y[k, m, o] = sum over the patch of pixel m of x times w, plus bias[k, o]."""
+    RSC: tl.constexpr = R * S * C
+    client = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    o = tl.program_id(1) * BO + tl.arange(0, BO)
+    x += client * xk
+    w += client * RSC * O
+    y += client * B * OH * OW * O
+    total = tl.zeros((BM, BO), dtype=tl.float32)
+    for start in range(0, RSC, BK):
+        k = start + tl.arange(0, BK)
+        at, inside = _patches(k[None, :], m[:, None], B, H, W, C, S, RSC, OH, OW, stride, pad_h, pad_w, xb, xh, xw, xc)
+        patch = tl.load(x + at, mask=inside, other=0.0)
+        weight = tl.load(w + k[:, None] * O + o[None, :], mask=(k[:, None] < RSC) & (o[None, :] < O), other=0.0)
+        total = tl.dot(patch, weight, total, input_precision="tf32")
+    if HAS_BIAS:
+        total += tl.load(bias + client * O + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        y + m[:, None] * O + o[None, :],
+        total.to(y.dtype.element_ty),
+        mask=(m[:, None] < B * OH * OW) & (o[None, :] < O),
+    )
+
+
+@triton.jit
+def _weight_gradient(x, dy, dw, B, clients, span, xk, xb, xh, xw, xc,
+                     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+                     OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr, stride: tl.constexpr,
+                     pad_h: tl.constexpr, pad_w: tl.constexpr,
+                     BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr):  # fmt: skip
+    """dw[split, k, patch entry, o] = sum over this split's pixels of patch times dy."""
+    RSC: tl.constexpr = R * S * C
+    BLOCKS_O: tl.constexpr = (O + BO - 1) // BO
+    client = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1) // BLOCKS_O
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    o = tl.program_id(1) % BLOCKS_O * BO + tl.arange(0, BO)
+    x += client * xk
+    dy += client * B * OH * OW * O
+    total = tl.zeros((BK, BO), dtype=tl.float32)
+    for start in range(0, span, BM):
+        m = split * span + start + tl.arange(0, BM)
+        at, inside = _patches(k[None, :], m[:, None], B, H, W, C, S, RSC, OH, OW, stride, pad_h, pad_w, xb, xh, xw, xc)
+        patch = tl.load(x + at, mask=inside, other=0.0)
+        above = tl.load(dy + m[:, None] * O + o[None, :], mask=(m[:, None] < B * OH * OW) & (o[None, :] < O), other=0.0)
+        total = tl.dot(tl.trans(patch), above, total, input_precision="tf32")
+    dw += (split * clients + client) * RSC * O
+    tl.store(dw + k[:, None] * O + o[None, :], total, mask=(k[:, None] < RSC) & (o[None, :] < O))
+
+
+@triton.jit
+def _bias_gradient(dy, db, pixels, clients, span, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):
+    """db[split, k, o] = sum over this split's pixels of dy."""
+    client, split = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    o = tl.program_id(1) * BO + tl.arange(0, BO)
+    dy += client * pixels * O
+    total = tl.zeros((BM, BO), dtype=tl.float32)
+    for start in range(0, span, BM):
+        m = split * span + start + tl.arange(0, BM)
+        known = (m[:, None] < pixels) & (o[None, :] < O)
+        total += tl.load(dy + m[:, None] * O + o[None, :], mask=known, other=0.0).to(tl.float32)
+    tl.store(db + (split * clients + client) * O + o, tl.sum(total, 0), mask=o < O)
+
+
+@triton.jit
+def _pool(x, y, where, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the largest of every P x P window of x [N, H, W, C], and its place in the window."""
+    OH: tl.constexpr = H // P
+    OW: tl.constexpr = W // P
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c, ow, oh, image = at % C, at // C % OW, at // (C * OW) % OH, at // (C * OW * OH)
+    corner = x + ((image * H + oh * P) * W + ow * P) * C + c
+    best = tl.load(corner, mask=at < n, other=0.0)
+    place = tl.zeros((BLOCK,), dtype=tl.int32)
+    for i in tl.static_range(1, P * P):
+        value = tl.load(corner + (i // P * W + i % P) * C, mask=at < n, other=0.0)
+        larger = (value > best) | (value != value)
+        best, place = tl.where(larger, value, best), tl.where(larger, i, place)
+    tl.store(y + at, best, mask=at < n)
+    tl.store(where + at, place.to(tl.uint8), mask=at < n)
+
+
+@triton.jit
+def _pool_gradient(dy, where, dx, n, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
+    """Give the gradient of each output to the place it came from, 0 to the rest of its window."""
+    OH: tl.constexpr = H // P
+    OW: tl.constexpr = W // P
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c, ow, oh, image = at % C, at // C % OW, at // (C * OW) % OH, at // (C * OW * OH)
+    corner = dx + ((image * H + oh * P) * W + ow * P) * C + c
+    above = tl.load(dy + at, mask=at < n, other=0.0)
+    place = tl.load(where + at, mask=at < n, other=0).to(tl.int32)
+    for i in tl.static_range(P * P):
+        tl.store(corner + (i // P * W + i % P) * C, tl.where(place == i, above, 0.0), mask=at < n)
+
+
+def _block(size: int, most: int) -> int:
+    return max(16, min(most, triton.next_power_of_2(size)))
+
+
+def _out(size: int, window: int, stride: int, pad: int) -> int:
+    return (size + 2 * pad - window) // stride + 1
+
+
+def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: tuple[int, int]) -> Tensor:
+    """Convolve x [K, B, H, W, C], any strides, with w [K, R, S, C, O], contiguous; returns [K, B, OH, OW, O]."""
+    K, B, H, W, C = x.shape
+    R, S, O = w.shape[1], w.shape[2], w.shape[4]
+    OH, OW = _out(H, R, stride, pad[0]), _out(W, S, stride, pad[1])
+    y = x.new_empty(K, B, OH, OW, O)
+    BM, BO = 256, _block(O, 64)
+    grid = (triton.cdiv(B * OH * OW, BM), triton.cdiv(O, BO), K)
+    _forward[grid](
+        x, w, bias if bias is not None else w, y, B, *x.stride(),
+        H, W, C, R, S, OH, OW, O, stride, *pad, bias is not None,
+        BM=BM, BK=32 if C >= 16 else 16, BO=BO, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return y
+
+
+def weight_gradient(x: Tensor, dy: Tensor, window: tuple[int, int], stride: int, pad: tuple[int, int]) -> Tensor:
+    """Return the gradient of w [K, R, S, C, O] from x [K, B, H, W, C] and contiguous dy [K, B, OH, OW, O]."""
+    K, B, H, W, C = x.shape
+    OH, OW, O = dy.shape[2:]
+    R, S = window
+    BK, BO, BM = _block(R * S * C, 32), _block(O, 64), 32
+    tiles = triton.cdiv(R * S * C, BK) * triton.cdiv(O, BO) * K
+    pixels = B * OH * OW
+    splits = max(1, min(pixels // (8 * BM), 1056 // tiles))  # enough programs for every processor of a large GPU
+    span = triton.cdiv(triton.cdiv(pixels, splits), BM) * BM
+    splits = triton.cdiv(pixels, span)
+    parts = torch.empty(splits, K, R, S, C, O, device=x.device)
+    grid = (triton.cdiv(R * S * C, BK), triton.cdiv(O, BO) * splits, K)
+    _weight_gradient[grid](
+        x, dy, parts, B, K, span, *x.stride(),
+        H, W, C, R, S, OH, OW, O, stride, *pad,
+        BM=BM, BK=BK, BO=BO, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return parts.sum(0).to(x.dtype)
+
+
+def bias_gradient(dy: Tensor) -> Tensor:
+    """Sum contiguous dy [K, B, OH, OW, O] over the pixels: [K, O]."""
+    K, B, OH, OW, O = dy.shape
+    pixels, BM, BO = B * OH * OW, 64, _block(O, 64)
+    span = triton.cdiv(triton.cdiv(pixels, max(1, 1056 // K)), BM) * BM
+    parts = torch.empty(triton.cdiv(pixels, span), K, O, device=dy.device)
+    _bias_gradient[(len(parts), triton.cdiv(O, BO), K)](dy, parts, pixels, K, span, O, BM=BM, BO=BO)
+    return parts.sum(0).to(dy.dtype)
+
+
+def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: tuple[int, int]) -> Tensor:
+    """Return the gradient of x [K, B, H, W, C]: dy, spread out by the stride, convolved with w turned around."""
+    K, B, OH, OW, O = dy.shape
+    R, S = w.shape[1:3]
+    turned = w.flip(1, 2).transpose(3, 4).contiguous()
+    back = (R - 1 - pad[0], S - 1 - pad[1])
+    # as many rows and columns as give an output of exactly `size`
+    spread = (size[0] + R - 1 - 2 * back[0], size[1] + S - 1 - 2 * back[1])
+    if stride > 1 or spread != (OH, OW):
+        wide = dy.new_zeros(K, B, *spread, O)
+        wide[:, :, : (OH - 1) * stride + 1 : stride, : (OW - 1) * stride + 1 : stride] = dy
+        dy = wide
+    return convolve(dy, turned, None, 1, back)
+
+
+def pool(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Max-pool x [N, H, W, C], contiguous, in windows that do not overlap: (values, places in the window)."""
+    N, H, W, C = x.shape
+    y = x.new_empty(N, H // size, W // size, C)
+    where = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+    grid = (triton.cdiv(y.numel(), _POOL_BLOCK),)
+    _pool[grid](x, y, where, y.numel(), H, W, C, size, BLOCK=_POOL_BLOCK)
+    return y, where
+
+
+def pool_gradient(dy: Tensor, where: Tensor, shape: Any, size: int) -> Tensor:
+    """Undo `pool` for gradients: dy [N, H / size, W / size, C], contiguous -> [N, H, W, C]."""
+    _, H, W, C = shape
+    exact = H % size == 0 and W % size == 0
+    dx = dy.new_empty(shape) if exact else dy.new_zeros(shape)
+    _pool_gradient[(triton.cdiv(dy.numel(), _POOL_BLOCK),)](
+        dy, where, dx, dy.numel(), H, W, C, size, BLOCK=_POOL_BLOCK
+    )  # fmt: skip
+    return dx

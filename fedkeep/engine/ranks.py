@@ -1,0 +1,225 @@
+"""Processes that share the work of one run, started by `torchrun`; without it there is one, and nothing is sent.
+
+Every rank holds the same server tree and knows the same cohort. Each trains its share of it; rank 0 gathers,
+aggregates, writes and tells the others. Trees travel as they are, a short description ahead of their bytes: no pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedkeep import errors, tree
+from fedkeep.errors import EngineError, FedkeepError, LostPeer
+from fedkeep.tree import Tree
+
+log = logging.getLogger("fedkeep")
+
+_DTYPES = {str(t): t for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+                               torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run: number `rank` of `size`."""
+
+    rank: int = 0
+    size: int = 1
+    carrier: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where tensors lie to be sent
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which keeps the run folder and speaks to the user."""
+        return self.rank == 0
+
+    def decide(self, function: Callable[[], Any]) -> Any:
+        """Call a function on rank 0 and return its value, plain data, on every rank; its FedkeepError too."""
+        if self.size == 1:
+            return function()
+        said: Any = None
+        failed: Exception | None = None
+        if self.first:
+            try:
+                said = {"value": function()}
+            except FedkeepError as error:
+                said, failed = {"error": str(error), "kind": type(error).__name__}, error
+        said = json.loads(self._broadcast_bytes(json.dumps(said).encode()))
+        if failed is not None:
+            raise failed
+        if "error" in said:
+            raise _remade(said)
+        return said["value"]
+
+    def broadcast(self, sent: Tree, device: torch.device) -> Tree:
+        """Return rank 0's tree on every rank."""
+        if self.size == 1:
+            return sent
+        with _told():
+            about = json.loads(self._broadcast_bytes(_described(sent)))
+            payload = _payload(sent, self.carrier) if self.first else self._empty(about["bytes"])
+            dist.broadcast(payload, 0)
+        return sent if self.first else tree.to(_rebuilt(about, payload), device)
+
+    def gather(self, outcome: Tree | Exception, device: torch.device) -> list[Tree]:
+        """Return every rank's tree on rank 0, and nothing on the others. If one failed, all do."""
+        if self.size == 1:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return [outcome]
+        with _told():
+            self._agree(outcome)
+            assert not isinstance(outcome, Exception)
+            if not self.first:
+                self._send(outcome, 0)
+                return []
+            return [outcome, *(tree.to(self._receive(rank), device) for rank in range(1, self.size))]
+
+    def scatter(self, parts: Sequence[Tree], device: torch.device) -> Tree:
+        """Return the part that rank 0 has for this rank; the others give nothing."""
+        if self.size == 1:
+            return parts[0]
+        with _told():
+            if not self.first:
+                return tree.to(self._receive(0), device)  # type: ignore[no-any-return]
+            for rank in range(1, self.size):
+                self._send(parts[rank], rank)
+            return parts[0]
+
+    def divide(self, work: Sequence[int]) -> list[list[int]]:
+        """Divide jobs of these sizes among the ranks, so that each has about the same to do: places, per rank.
+
+        >>> Ranks(0, 2).divide([5, 9, 4, 1])
+        [[1], [0, 2, 3]]
+        """
+        shares: list[list[int]] = [[] for _ in range(self.size)]
+        load = [(0, rank) for rank in range(self.size)]
+        for job in sorted(range(len(work)), key=lambda job: -work[job]):
+            done, rank = heapq.heappop(load)
+            shares[rank].append(job)
+            heapq.heappush(load, (done + work[job], rank))
+        return [sorted(share) for share in shares]
+
+    def slice(self, n: int) -> slice:
+        """Return this rank's part of n things in a row."""
+        return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
+
+    def _agree(self, outcome: Tree | Exception) -> None:
+        """Raise on every rank if any rank has failed: its own error there, on the others one that names it."""
+        failed = isinstance(outcome, Exception)
+        text = json.dumps({"error": str(outcome)[:800], "kind": type(outcome).__name__}) if failed else ""
+        mine = torch.zeros(1024, dtype=torch.uint8)
+        if text:
+            data = text.encode()[:1024]
+            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        every = [self._empty(1024) for _ in range(self.size)]
+        dist.all_gather(every, mine.to(self.carrier))
+        if isinstance(outcome, Exception):
+            raise outcome
+        for rank, one in enumerate(every):
+            found = bytes(one.cpu().numpy()).rstrip(b"\0")
+            if found:
+                raise _remade(json.loads(found), rank)
+
+    def _broadcast_bytes(self, data: bytes) -> bytes:
+        with _told():
+            length = torch.tensor([len(data)], device=self.carrier)
+            dist.broadcast(length, 0)
+            body = _bytes(data, self.carrier) if self.first else self._empty(int(length))
+            dist.broadcast(body, 0)
+        return bytes(body.cpu().numpy())
+
+    def _send(self, sent: Tree, to: int) -> None:
+        about = _described(sent)
+        dist.send(torch.tensor([len(about)], device=self.carrier), to)
+        dist.send(_bytes(about, self.carrier), to)
+        dist.send(_payload(sent, self.carrier), to)
+
+    def _receive(self, sender: int) -> Tree:
+        length = torch.zeros(1, dtype=torch.int64, device=self.carrier)
+        dist.recv(length, sender)
+        header = self._empty(int(length))
+        dist.recv(header, sender)
+        about = json.loads(bytes(header.cpu().numpy()))
+        payload = self._empty(about["bytes"])
+        dist.recv(payload, sender)
+        return _rebuilt(about, payload)
+
+    def _empty(self, length: int) -> Tensor:
+        return torch.zeros(max(length, 1), dtype=torch.uint8, device=self.carrier)
+
+
+@functools.cache
+def here() -> Ranks:
+    """Find out whether `torchrun` started this process among others, and if so join them."""
+    if not dist.is_available() or int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        return Ranks()
+    here_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    own_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= here_size and dist.is_nccl_available()
+    if not dist.is_initialized():
+        if own_gpu:
+            torch.cuda.set_device(local_device())
+        dist.init_process_group("nccl" if own_gpu else "gloo")
+    carrier = local_device() if dist.get_backend() == "nccl" else torch.device("cpu")
+    return Ranks(dist.get_rank(), dist.get_world_size(), carrier)
+
+
+def local_device() -> torch.device:
+    """Return the GPU of this process: one each where there are enough, shared in turn where there are not."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn the loss of a peer into an error that says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostPeer(
+            "a process of this run has ended, so the others cannot go on; what was written is safe, and `fedkeep "
+            f"resume` goes on from there, with any number of processes ({str(error).splitlines()[0][:120]})"
+        ) from error
+
+
+def _remade(said: dict[str, str], rank: int = 0) -> FedkeepError:
+    """Make an error of another rank anew; one that is not fedkeep's own is told with its rank and kind."""
+    kind = getattr(errors, said["kind"], None)
+    if not isinstance(kind, type) or not issubclass(kind, FedkeepError):
+        return EngineError(f"rank {rank} failed with {said['kind']}: {said['error']}")
+    error: FedkeepError = kind.__new__(kind)
+    error.args = (said["error"],)
+    return error
+
+
+def _described(sent: Tree) -> bytes:
+    leaves = [[path, str(t.dtype), list(t.shape)] for path, t in tree.flatten(sent).items()]
+    return json.dumps({"leaves": leaves, "bytes": tree.nbytes(sent)}).encode()
+
+
+def _payload(sent: Tree, carrier: torch.device) -> Tensor:
+    flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tree.flatten(sent).values() if t.numel()]
+    return torch.cat([t.to(carrier) for t in flat]) if flat else torch.zeros(1, dtype=torch.uint8, device=carrier)
+
+
+def _rebuilt(about: Any, payload: Tensor) -> Tree:
+    flat, at = {}, 0
+    for path, dtype, shape in about["leaves"]:
+        like = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+        size = like.numel() * like.element_size()
+        part = payload[at : at + size].clone()  # a tensor of another type must begin at a multiple of its size
+        flat[path], at = part.view(_DTYPES[dtype]).reshape(shape), at + size
+    return tree.unflatten(flat)
+
+
+def _bytes(data: bytes, carrier: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8).to(carrier)
