@@ -10,7 +10,7 @@ history.summary()
 
 __version__ = "0.1.0"
 
-from fedkeep import data, errors, forgetting, losses, methods, models, optim, tree
+from fedkeep import data, errors, forgetting, instruments, losses, methods, models, optim, tensorboard, tree
 from fedkeep.engine import Settings, Simulation, simulate
 from fedkeep.history import History
 from fedkeep.resuming import resume
@@ -24,6 +24,7 @@ __all__ = [
     "data",
     "errors",
     "forgetting",
+    "instruments",
     "load_run",
     "losses",
     "methods",
@@ -31,5 +32,6 @@ __all__ = [
     "optim",
     "resume",
     "simulate",
+    "tensorboard",
     "tree",
 ]

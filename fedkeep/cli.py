@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
-import math
 import os
 import re
 import signal
@@ -23,8 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 import fedkeep
+from fedkeep import plain
+from fedkeep.comparing import compare, show
 from fedkeep.errors import Diverged, FedkeepError, LostPeer
+from fedkeep.export import commands as export_commands
 from fedkeep.history import History
+from fedkeep.instruments.commands import analyse
 from fedkeep.method import FedAvg
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def demo(
     Example: fedkeep demo --seeds 1
     """
     from fedkeep import demo as job
-    from fedkeep import terminal
+    from fedkeep import table, terminal
 
     if svg is not None and not svg.parent.is_dir():
         raise FedkeepError(f"there is no folder {svg.parent} to save the picture in")
@@ -85,7 +87,7 @@ def demo(
     for name in ("fedavg", "fedntd"):
         console.print(terminal.heat_map(name, runs[name][0], min(60, console.width - 14)))
     title = "Accuracy and forgetting" + (", mean±standard deviation over seeds" if seeds > 1 else "")
-    console.print(terminal.comparison(title, runs))
+    console.print(table.comparison(title, runs))
     console.print(job.verdict(runs))
     if svg is not None:
         console.save_svg(str(svg), title="fedkeep demo")
@@ -94,16 +96,7 @@ def demo(
 
 
 def _print_json(value: Any) -> None:
-    """Print JSON that every program can read: a number that is not one is null."""
-    print(json.dumps(_without_nan(value), indent=2, allow_nan=False))
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(plain.dumps(value, indent=2))
 
 
 def _print_summaries(runs: Mapping[str, list[History]]) -> None:
@@ -148,6 +141,13 @@ def run(
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="The run folder's name (with a sweep: how names begin).")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, each in a process of its own.")] = 1,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard event files (extra tensorboard).")
+    ] = False,
+    instruments: Annotated[
+        str, typer.Option(help="Also study the models: divergence, alignment, ... (see fedkeep analyse), with commas.")
+    ] = "",
+    every: Annotated[int, typer.Option(min=1, help="After how many rounds --instruments look again.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, or a sweep of them, each into a folder of its own; go on with those that are there already.
@@ -157,7 +157,10 @@ def run(
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
     from fedkeep import config, sweeping, terminal
+    from fedkeep.instruments import study
 
+    extras = sweeping.Extras(tensorboard, tuple(study.check(instruments)) if instruments else (), every)
+    extras.callbacks()  # says now, not after the first round, what is missing
     file, overrides = _words(words)
     given = config.read(file) if file else {}
     base = name or given.get("name") or (file.stem if file else "run")
@@ -171,7 +174,7 @@ def run(
     histories: dict[str, History] = {}
     failures: list[FedkeepError] = []
     with terminal.Bar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
-        for label, outcome in sweeping.run_all(todo, runs, jobs, progress):
+        for label, outcome in sweeping.run_all(todo, runs, jobs, progress, extras):
             if isinstance(outcome, FedkeepError):
                 failures.append(outcome)
                 progress.say(f"{label}: {outcome}")
@@ -203,29 +206,10 @@ def resume(
     _show_runs({folder.name: history}, as_json, folder.parent)
 
 
-@app.command()
-def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
-    as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
-) -> None:
-    """Put runs side by side: grouped by setting, mean and spread over seeds.
-
-    Example: fedkeep compare runs/
-    """
-    from fedkeep import compare as job
-
-    if markdown:
-        print(job.as_markdown(job.group(folders)))
-        return
-    if not as_json:
-        _comparison(Console(), folders)
-        return
-    rows = [
-        {"label": g.label, "setting": g.setting, "seeds": g.seeds, "mean": g.mean(), "spread": g.spread()}
-        for g in job.group(folders)
-    ]
-    _print_json(rows)
+app.command()(compare)
+app.command()(analyse)
+app.command()(export_commands.export)
+app.command()(export_commands.plot)
 
 
 @app.command()
@@ -257,20 +241,6 @@ def partition(
     console.print(picture.describe(counts), highlight=False)
 
 
-def _comparison(console: Console, folders: list[Path]) -> None:
-    from fedkeep import compare, terminal
-
-    groups = compare.group(folders)
-    numbers = {len(g.histories) for g in groups}
-    if len(numbers) == 1:
-        title = "" if numbers == {1} else f"Mean±standard deviation over {numbers.pop()} runs"
-        labelled = {g.label: g.histories for g in groups}
-    else:
-        title = "Mean±standard deviation over runs, their number in brackets"
-        labelled = {f"{g.label} ({len(g.histories)})": g.histories for g in groups}
-    console.print(terminal.comparison(title, labelled))
-
-
 def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:
     """Tell the experiment file from the overrides."""
     files = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
@@ -288,7 +258,8 @@ def _folder_name(base: Any, said: list[str]) -> str:
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
-    from fedkeep import terminal
+    from fedkeep import table, terminal
+    from fedkeep.compare import group
 
     if as_json:
         _print_json({label: h.summary() for label, h in histories.items()})
@@ -297,9 +268,9 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
     if len(histories) == 1:
         [(label, history)] = histories.items()
         console.print(terminal.heat_map(label, history, min(60, console.width - 14)))
-        console.print(terminal.comparison(f"Run in {runs / label}", {history.method: [history]}))
+        console.print(table.comparison(f"Run in {runs / label}", {history.method: [history]}))
     else:
-        _comparison(console, [runs / label for label in histories])
+        show(console, group([runs / label for label in histories]))
 
 
 def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep import forgetting
 from fedkeep.errors import RunError
 from fedkeep.history import History
 from fedkeep.runs import EXPERIMENT, load_run
 
 log = logging.getLogger("fedkeep")
 
+FRACTIONS = (0.5, 0.75, 0.95)  # of a target accuracy
+UNFINISHED = "unfinished at round"
 _NOT_THE_SETTING = ("format", "seed", "made_by", "checkpoint_every")
 
 
@@ -27,20 +30,33 @@ class Group:
     label: str
     setting: dict[str, Any]
     histories: list[History] = field(default_factory=list)
+    _summaries: dict[int, dict[str, float]] = field(default_factory=dict, repr=False)  # by place: each made once
+
+    @property
+    def finished(self) -> bool:
+        """Whether its runs have come to their end."""
+        return UNFINISHED not in self.setting
 
     @property
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
         return [h.about["seed"] for h in self.histories]
 
+    def summaries(self) -> list[dict[str, float]]:
+        """The summaries of its runs; tests ask for them again and again, and a long run's takes a while."""
+        for k, history in enumerate(self.histories):
+            if k not in self._summaries:
+                self._summaries[k] = history.summary()
+        return [self._summaries[k] for k in range(len(self.histories))]
+
     def mean(self) -> dict[str, float]:
         """The mean of every summary over the runs."""
-        rows = [h.summary() for h in self.histories]
+        rows = self.summaries()
         return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
 
     def spread(self) -> dict[str, float]:
         """The standard deviation of every summary over the runs; NaN for a single one."""
-        rows = [h.summary() for h in self.histories]
+        rows = self.summaries()
         if len(rows) < 2:
             return {key: float("nan") for key in rows[0]}
         return {key: float(np.std([row[key] for row in rows], ddof=1)) for key in rows[0]}
@@ -73,7 +89,7 @@ def group(paths: Iterable[str | Path]) -> list[Group]:
             continue
         setting, reached = _setting(history.about), history.records[-1]["round"]
         if reached < history.about["train"]["rounds"]:
-            setting["unfinished at round"] = reached
+            setting[UNFINISHED] = reached
         found = groups.setdefault(json.dumps(setting, sort_keys=True), Group("", setting))
         if history.about["seed"] in found.seeds:
             log.warning("%s is a second run of one setting and seed; left out", path)
@@ -83,6 +99,35 @@ def group(paths: Iterable[str | Path]) -> list[Group]:
         raise RunError("none of these runs has an evaluated round yet")
     _label(list(groups.values()))
     return list(groups.values())
+
+
+def rounds_to(group: Group, target: float) -> dict[float, list[int | None]]:
+    """Return the rounds to shares of a target accuracy, for every run of a group (Flashback table 1)."""
+    found = [forgetting.rounds_to_fractions(h.accuracy, target, FRACTIONS, h.rounds) for h in group.histories]
+    return {x: [one[x] for one in found] for x in FRACTIONS}
+
+
+def as_data(groups: list[Group], against: str | None = None, target: float | None = None) -> dict[str, Any]:
+    """Return the comparison as plain data: the groups, every test, and what it found in words."""
+    from fedkeep import findings
+
+    rows = []
+    for g in groups:
+        row = {"label": g.label, "setting": g.setting, "seeds": g.seeds, "finished": g.finished}
+        row |= {"mean": g.mean(), "spread": g.spread()}
+        if target is not None:
+            row["rounds_to"] = {f"{x:g}": rounds for x, rounds in rounds_to(g, target).items()}
+        rows.append(row)
+    means = {g.label: g.mean() for g in groups if g.finished}
+    return {
+        "groups": rows,
+        "ranks": {
+            key: findings.ranks({label: mean[key] for label, mean in means.items()}, higher)
+            for key, higher in findings.HIGHER.items()
+        },
+        "tests": [t for key in findings.HIGHER for t in findings.as_data(findings.differences(groups, key, against))],
+        "found": findings.words(groups, against),
+    }
 
 
 def _label(groups: list[Group]) -> None:
@@ -98,7 +143,11 @@ def _label(groups: list[Group]) -> None:
 
 
 def as_markdown(groups: list[Group]) -> str:
-    """Write the table in Markdown: accuracies in percent, mean±standard deviation over seeds."""
+    """Write the table in Markdown: accuracies in percent, mean±standard deviation over seeds; **best**, <u>next</u>."""
+    from fedkeep.findings import HIGHER, ranks
+
+    places = {key: ranks({g.label: g.mean()[key] for g in groups if g.finished}, up) for key, up in HIGHER.items()}
+    around = {0: ("", ""), 1: ("**", "**"), 2: ("<u>", "</u>")}
     lines = [
         "| method | final | best | smoothed | forgetting | round forgetting | MB | runs |",
         "|---|---|---|---|---|---|---|---|",
@@ -107,12 +156,13 @@ def as_markdown(groups: list[Group]) -> str:
         mean, spread = g.mean(), g.spread()
         several = len(g.histories) > 1
 
-        def cell(key: str, digits: int, scale: float, mean: Any = mean, spread: Any = spread, n: bool = several) -> str:
-            return f"{mean[key] * scale:.{digits}f}" + (f"±{spread[key] * scale:.{digits}f}" if n else "")
-
-        accuracies = " | ".join(cell(key, 1, 100) for key in ("final", "best", "smoothed"))
-        losses = " | ".join(cell(key, 3, 1) for key in ("forgetting", "round_forgetting"))
-        lines.append(f"| {g.label} | {accuracies} | {losses} | {mean['bytes'] / 1e6:.1f} | {len(g.histories)} |")
+        cells = []
+        for key, higher in HIGHER.items():
+            scale, digits = (100, 1) if higher else (1, 3)
+            number = f"{mean[key] * scale:.{digits}f}" + (f"±{spread[key] * scale:.{digits}f}" if several else "")
+            before, after = around[places[key].get(g.label, 0)]
+            cells.append(f"{before}{number}{after}")
+        lines.append(f"| {g.label} | {' | '.join(cells)} | {mean['bytes'] / 1e6:.1f} | {len(g.histories)} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The instruments: formulas on class accuracies.
+"""The instruments that need class accuracies alone; those that look at models and data are in `fedkeep.instruments`.
 
 `class_accuracy` is [T, C]: one row per evaluated round, the untrained model not among them. A class that the test set
 lacks is NaN there and is left out of every mean.
@@ -6,6 +6,7 @@ lacks is NaN there and is left out of every mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,32 @@ def round_forgetting(class_accuracy: Any) -> np.ndarray:
     return _mean(-np.minimum(0, np.diff(a, axis=0)))
 
 
+def local_forgetting(before: Any, clients: Any) -> np.ndarray:
+    """Say per client and class what local training lost: the global model before [C] against each client after [K, C].
+
+    F_kc = -min(0, A_c(w_k,t) - A_c(w_{t-1})). Flashback (section 3) names it and gives no formula. Choice: that of its
+    round forgetting, drops alone. `.mean(0)` says where the cohort forgot, `.mean(1)` who did.
+
+    >>> local_forgetting([0.5, 0.75], [[1.0, 0.0], [0.25, 0.75]]).tolist()
+    [[0.0, 0.75], [0.25, 0.0]]
+    """
+    before, clients = _one_and_many(before, clients)
+    return np.asarray(np.maximum(0.0, before - clients))
+
+
+def aggregation_forgetting(clients: Any, after: Any) -> np.ndarray:
+    """Say per client and class what averaging lost: each client after training [K, C] against the new global [C].
+
+    F_kc = -min(0, A_c(w_t) - A_c(w_k,t)). Flashback (section 3), same choice as in `local_forgetting`. `.mean(0)` is
+    the loss of the average client, `.max(0)` that of the client that knew the class best.
+
+    >>> aggregation_forgetting([[1.0, 0.0], [0.5, 0.75]], [0.5, 0.25]).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
+    """
+    after, clients = _one_and_many(after, clients)
+    return np.asarray(np.maximum(0.0, clients - after))
+
+
 def forgetting_degree(before: Any, after: Any, xi: float = 1e-3) -> np.ndarray:
     """Say per class which share of the global model's accuracy local training lost (FedKA eq. 1).
 
@@ -84,6 +111,65 @@ def out_local(class_accuracy: Any, label_counts: Any) -> np.ndarray:
     return _weighted(class_accuracy, (1 - p) / (p.shape[-1] - 1))
 
 
+def personalised(class_accuracy: Any, label_counts: Any) -> np.ndarray:
+    """Return each client's accuracy on test examples distributed like its own, [K] (FedNTD appendices H and I).
+
+    P_k = sum_c p_kc A_c(w_k), where A [K, C] are the class accuracies of the model that client k would itself use: its
+    own after local training, in the paper. That is `in_local` of the client's model instead of the global one.
+
+    >>> personalised([[1.0, 0.0], [0.5, 0.5]], [[4, 0], [1, 3]]).tolist()
+    [1.0, 0.5]
+    """
+    a, counts = np.asarray(class_accuracy, dtype=float), np.asarray(label_counts, dtype=float)
+    if a.ndim != 2 or a.shape != counts.shape:
+        raise ValueError(
+            f"class accuracies and label counts are both [clients, classes], not {a.shape}, {counts.shape}"
+        )
+    return in_local(a, counts)
+
+
+def consistency(class_accuracy: Any) -> np.ndarray:
+    """Say how alike the predictions of one round and the next are, [T-1] (FedNTD section 2.1, figure 2b).
+
+    cos(A^t, A^{t-1}) = A^t . A^{t-1} / (|A^t| |A^{t-1}|) of the class-accuracy vectors: 1 where every class kept its
+    share, lower the more they trade places. NaN where a model is right about nothing, which the paper leaves open.
+
+    >>> consistency([[1.0, 0.0], [1.0, 0.0], [0.0, 0.5]]).tolist()
+    [1.0, 0.0]
+    """
+    a = _rounds(class_accuracy)
+    lengths = np.sqrt((a**2).sum(-1))
+    lengths = lengths[1:] * lengths[:-1]
+    return np.asarray(
+        np.divide((a[1:] * a[:-1]).sum(-1), lengths, out=np.full(len(lengths), np.nan), where=lengths > 0)
+    )
+
+
+def underlying_distribution(class_accuracy: Any) -> np.ndarray:
+    """Return the class accuracies, each row divided by its sum (FedNTD section 5.2, appendix E).
+
+    A_G = a / sum_c a_c: what the paper takes for the label distribution that the global model was fitted to. (Its text
+    divides by the model's test accuracy; only the sum makes a distribution of it, as appendix E has it.)
+
+    >>> underlying_distribution([0.5, 0.5, 0.25, 0.75]).tolist()
+    [0.25, 0.25, 0.125, 0.375]
+    """
+    a = np.nan_to_num(np.asarray(class_accuracy, dtype=float))
+    total = a.sum(-1, keepdims=True)
+    return np.asarray(np.divide(a, total, out=np.full(a.shape, np.nan), where=total > 0))
+
+
+def distribution_distance(class_accuracy: Any, label_counts: Any) -> np.ndarray:
+    """Return |A_G - p_k|_1, how far each client's labels are from what the global model knows, [K] (FedNTD figure 8).
+
+    Between 0 and 2. The paper names no norm; L1 is the choice here. `instruments.weight_divergence` is the other axis.
+
+    >>> distribution_distance([0.5, 0.5], [[3, 3], [6, 0]]).tolist()
+    [0.0, 1.0]
+    """
+    return np.asarray(np.abs(underlying_distribution(class_accuracy) - _shares(label_counts)).sum(-1))
+
+
 def rounds_to(accuracy: Any, target: float, rounds: Any = None) -> int | None:
     """Return the first round whose accuracy reaches the target, or None.
 
@@ -98,6 +184,18 @@ def rounds_to(accuracy: Any, target: float, rounds: Any = None) -> int | None:
         return None
     rounds = np.arange(1, len(accuracy) + 1) if rounds is None else np.asarray(rounds)
     return int(rounds[reached[0]])
+
+
+def rounds_to_fractions(
+    accuracy: Any, target: float, fractions: Sequence[float] = (0.5, 0.75, 0.95), rounds: Any = None
+) -> dict[float, int | None]:
+    """Return the rounds it takes to reach fractions of a target accuracy: A_x = A x (Flashback table 1).
+
+    >>> rounds_to_fractions([0.2, 0.5, 0.7], 0.8)
+    {0.5: 2, 0.75: 3, 0.95: None}
+    """
+    # 0.75 * 0.8 is 0.6000000000000001: reaching 0.6 is enough
+    return {x: rounds_to(accuracy, x * target * (1 - 1e-12), rounds) for x in fractions}
 
 
 def smoothed(accuracy: Any, smoothing: float = 0.6) -> np.ndarray:
@@ -119,6 +217,15 @@ def _rounds(class_accuracy: Any) -> np.ndarray:
     if a.ndim != 2:
         raise ValueError(f"class accuracies are [rounds, classes], not {a.shape}")
     return a[:, ~np.isnan(a).all(0)]
+
+
+def _one_and_many(one: Any, many: Any) -> tuple[np.ndarray, np.ndarray]:
+    one, many = np.asarray(one, dtype=float), np.asarray(many, dtype=float)
+    if one.ndim != 1 or many.ndim != 2 or many.shape[1] != len(one):
+        raise ValueError(
+            f"the global model is [classes], clients are [clients, classes], not {one.shape}, {many.shape}"
+        )
+    return one, many
 
 
 def _mean(per_class: np.ndarray) -> np.ndarray:

@@ -81,6 +81,29 @@ class History:
                 }
         raise FedkeepError(f"the local models of round {round} were not evaluated: see eval_local_every")
 
+    def anatomy(self, round: int) -> dict[str, np.ndarray]:
+        """Say where a round forgot: accuracies `before` [C], of `clients` [K, C], `after` [C], and what each step lost.
+
+        `ids` and `label_counts` tell the clients apart. `local_forgetting` and `aggregation_forgetting` are [K, C],
+        `round_forgetting` is [C]. The local models must have been evaluated, and the global one before and after.
+        """
+        local, known = self.local(round), {r["round"]: r["confusion"] for r in self.records if "confusion" in r}
+        missing = [r for r in (round - 1, round) if r not in known]
+        if missing:
+            raise FedkeepError(f"the global model of round {missing[0]} was not evaluated: see eval_every")
+        before, after = (forgetting.class_accuracy(known[r]) for r in (round - 1, round))
+        clients = local["class_accuracy"]
+        return {
+            "ids": local["ids"],
+            "label_counts": local["label_counts"],
+            "before": before,
+            "clients": clients,
+            "after": after,
+            "local_forgetting": forgetting.local_forgetting(before, clients),
+            "aggregation_forgetting": forgetting.aggregation_forgetting(clients, after),
+            "round_forgetting": np.maximum(0.0, before - after),
+        }
+
     def summary(self) -> dict[str, float]:
         """Return final, best and smoothed accuracy, forgetting, mean round forgetting, bytes moved, seconds."""
         accuracy, classes, rounds = self.accuracy, self.class_accuracy, self.rounds

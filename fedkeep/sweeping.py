@@ -6,27 +6,46 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedkeep.config import Experiment
+from fedkeep.engine.rounds import Callback
 from fedkeep.errors import FedkeepError
 from fedkeep.history import History
+from fedkeep.instruments import Every
 from fedkeep.runs import load_run
+from fedkeep.tensorboard import TensorBoard
 from fedkeep.terminal import Bar
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What is to be kept beside the rounds; plain values, so that other processes can be told."""
+
+    tensorboard: bool = False
+    instruments: tuple[str, ...] = ()
+    every: int = 10
+
+    def callbacks(self) -> list[Callback]:
+        """Make the callbacks of one run."""
+        made: list[Callback] = [Every(self.every, self.instruments)] if self.instruments else []
+        return [*made, TensorBoard()] if self.tensorboard else made
+
+
 def run_all(
-    experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Bar
+    experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Bar, extras: Extras | None = None
 ) -> Iterator[tuple[str, History | FedkeepError]]:
     """Run experiments into folders of their names, and yield each when it is done; one may fail, the rest go on."""
+    extras = extras or Extras()
     if jobs == 1:
         for label, experiment in experiments.items():
             progress.begin(label)
             try:
-                yield label, experiment.run(folder / label, (progress,))
+                yield label, experiment.run(folder / label, (progress, *extras.callbacks()))
             except FedkeepError as error:
                 yield label, error
         return
@@ -35,7 +54,8 @@ def run_all(
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,))
     try:
         waiting = {
-            pool.submit(_run, experiment.to_dict(), folder / label): label for label, experiment in experiments.items()
+            pool.submit(_run, experiment.to_dict(), folder / label, extras): label
+            for label, experiment in experiments.items()
         }
         for future in as_completed(waiting):
             label = waiting[future]
@@ -51,10 +71,10 @@ def run_all(
         raise
 
 
-def _run(plain: dict[str, Any], path: Path) -> str | None:
+def _run(plain: dict[str, Any], path: Path, extras: Extras) -> str | None:
     """Run one experiment in this process; the history stays in its folder, and only what went wrong travels back."""
     try:
-        Experiment.from_dict(plain).run(path)
+        Experiment.from_dict(plain).run(path, extras.callbacks())
     except FedkeepError as error:
         return str(error)
     return None

@@ -1,16 +1,13 @@
-"""What the command line shows: tables, a heat map of class accuracies, progress."""
+"""What the command line shows: a heat map of class accuracies, progress. Tables are in `table`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from fedkeep.history import History, Record
@@ -70,51 +67,6 @@ class Bar:
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """Write mean±standard deviation over seeds.
-
-    >>> spread([0.5, 0.7], 1, scale=100)
-    '60.0±14.1'
-    >>> spread([0.5], 2)
-    '0.50'
-    """
-    scaled = np.asarray(values, dtype=float) * scale
-    text = f"{scaled.mean():.{digits}f}"
-    return text if len(scaled) == 1 else f"{text}±{scaled.std(ddof=1):.{digits}f}"
-
-
-def comparison(title: str, runs: dict[str, list[History]]) -> Table:
-    """Make the table of methods: accuracies, forgetting, cost; mean±standard deviation where there are several runs."""
-    table = Table(
-        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    longest = max(len(word) for name in runs for word in name.split())
-    table.add_column("method", style="bold", overflow="fold", min_width=min(longest, 20))
-    for head in ("final %", "best %", "smoothed %", "forgetting", "per round", "MB", "s"):
-        table.add_column(head, justify="right", no_wrap=True)
-    summaries = {name: [h.summary() for h in histories] for name, histories in runs.items()}
-    least = min(summaries, key=lambda name: np.mean([s["forgetting"] for s in summaries[name]]))
-    for name, rows in summaries.items():
-
-        def column(key: str, digits: int, scale: float = 1.0, rows: list[dict[str, float]] = rows) -> str:
-            return spread([row[key] for row in rows], digits, scale)
-
-        table.add_row(
-            name,
-            *(column(key, 1, 100) for key in ("final", "best", "smoothed")),
-            *(column(key, 2) for key in ("forgetting", "round_forgetting")),
-            f"{np.mean([row['bytes'] for row in rows]) / 1e6:.1f}",
-            f"{np.mean([row['seconds'] for row in rows]):.1f}",
-            style="green" if name == least and len(runs) > 1 else "",
-        )
-    table.caption = (
-        "forgetting: best earlier minus final accuracy, mean over classes; per round: mean loss from one round to "
-        "the next; MB: moved in all; s: seconds a run"
-    )
-    table.caption_justify = "left"
-    return table
 
 
 def heat_map(name: str, history: History, width: int = 60) -> Text:

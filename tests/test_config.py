@@ -164,7 +164,9 @@ def test_run_sweep_compare_and_partition(tmp_path: Path) -> None:
         f"x-method={m}-seed={s}" for m in ("fedavg", "fedntd") for s in (0, 1)
     ]
     assert "over 2 runs" in done.stdout
-    rows = json.loads(fedkeep("compare", "runs", "--json", cwd=tmp_path).stdout)
+    found = json.loads(fedkeep("compare", "runs", "--json", cwd=tmp_path).stdout)
+    assert "They have 2 seeds in common: with fewer than 3 nothing can be tested." in found["found"][0]
+    rows = found["groups"]
     assert [(row["label"], row["seeds"]) for row in rows] == [("fedavg", [0, 1]), ("fedntd, beta 0.5", [0, 1])]
     finals = [fk.load_run(tmp_path / "runs" / f"x-method=fedavg-seed={s}").summary()["final"] for s in (0, 1)]
     assert rows[0]["mean"]["final"] == pytest.approx(sum(finals) / 2)

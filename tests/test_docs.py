@@ -62,22 +62,41 @@ def test_every_method_has_its_page() -> None:
         assert not missing, f"{name}.md does not speak of {missing}"
 
 
-def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shell blocks as commands, TOML as the file it names, Python in one namespace, all in one empty folder."""
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "tutorial.md").read_text()
+def run_page(name: str, folder: Path) -> None:
+    """Run a page: shell blocks as commands, TOML as the file it names, Python in one namespace, all in one folder."""
+    text = (ROOT / "docs" / name).read_text()
     names: dict = {}
-    blocks = re.findall(r"```(sh|toml|python)\n(.*?)```", text, flags=re.DOTALL)
-    assert [kind for kind, _ in blocks].count("sh") >= 4
-    for kind, block in blocks:
+    for kind, block in re.findall(r"```(sh|toml|python)\n(.*?)```", text, flags=re.DOTALL):
         if kind == "toml":
-            (tmp_path / "first.toml").write_text(block)
+            (folder / "first.toml").write_text(block)
         elif kind == "python":
             exec(block, names)
         else:
             for line in block.strip().splitlines():
                 command = [sys.executable, "-m", *line.split()]
-                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
                 assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("tutorial.md", tmp_path)
     assert (tmp_path / "split.svg").exists()
     assert {"first", "mine", "own-model"} <= {p.name for p in (tmp_path / "runs").iterdir()}
+
+
+def test_the_page_of_instruments_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    pytest.importorskip("pyarrow", reason="Parquet needs the extra data")
+    monkeypatch.chdir(tmp_path)
+    run_page("instruments.md", tmp_path)
+    assert {"tsne.pdf", "surface.png", "accuracy.pdf", "where.png"} <= {
+        p.name for p in (tmp_path / "figures").iterdir()
+    }
+
+
+def test_the_page_of_instruments_names_them_all() -> None:
+    text = (ROOT / "docs" / "instruments.md").read_text()
+    known = [n for n, f in vars(fk.forgetting).items() if callable(f) and not n.startswith("_")]
+    helpers = {"Any", "Sequence", "accuracy", "class_accuracy", "smoothed", "underlying_distribution"}
+    assert [name for name in [*known, *fk.instruments.STUDIES] if name not in helpers and f"`{name}" not in text] == []

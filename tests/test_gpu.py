@@ -41,6 +41,21 @@ def test_augmentation_on_the_gpu_equals_that_on_the_cpu(problem: Problem) -> Non
     assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
 
 
+def test_instruments_on_the_gpu_see_what_those_on_the_cpu_see(problem: Problem) -> None:
+    pytest.importorskip("scipy", reason="loss surfaces need scipy")
+    method, options = fk.methods.FedNTD(), fk.instruments.Options(samples=8, steps=3)
+    what = "where,divergence,alignment,gradients,losses,surface"
+    cpu, gpu = (
+        fk.instruments.analyse(problem.run(method, engine=engine, device=device), what, options)
+        for engine, device in (("loop", "cpu"), ("stacked", "cuda"))
+    )
+    assert cpu["where"] == gpu["where"]
+    assert cpu["alignment"] == gpu["alignment"]
+    assert gpu["divergence"]["weight_divergence"] == pytest.approx(cpu["divergence"]["weight_divergence"], rel=1e-8)
+    assert gpu["gradients"]["diversity"] == pytest.approx(cpu["gradients"]["diversity"], rel=1e-8)
+    assert gpu["surface"]["eigenvalues"] == pytest.approx(cpu["surface"]["eigenvalues"], rel=1e-3)
+
+
 def test_auto_takes_the_gpu_and_stacks() -> None:
     data = fk.data.load("digits") if _has_sklearn() else None
     if data is None:

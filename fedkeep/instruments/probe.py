@@ -1,0 +1,173 @@
+"""A round trained aside: the global model before, every client's model after, the new global model.
+
+The run itself is not touched: no file is written, no lock taken, and the simulation goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeep import forgetting, losses, methods, tree
+from fedkeep.data import Augment, Dataset, Partition
+from fedkeep.data.augment import Inputs
+from fedkeep.data.plan import sample_cohort, server_seed
+from fedkeep.engine import device
+from fedkeep.engine.evaluate import evaluate
+from fedkeep.engine.finite import check_finite
+from fedkeep.engine.rounds import Simulation
+from fedkeep.engine.settings import Settings
+from fedkeep.engine.simulate import _fingerprints
+from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.method import Cohort, FedAvg
+from fedkeep.runs import CHECKPOINT, CLIENTS, read_experiment
+from fedkeep.store import ClientStore, read_tree
+from fedkeep.tree import Tree
+
+Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One round of a simulation, with all its models."""
+
+    simulation: Simulation
+    round: int
+    ids: list[int]
+    before: Tree  # the global weights that the clients started from
+    clients: Tree  # theirs after local training, stacked on a leading axis
+    after: Tree  # the new global weights
+
+    @cached_property
+    def label_counts(self) -> np.ndarray:
+        """[K, C] examples of each client and class."""
+        y, classes = self.simulation.data.y_train.numpy(), self.simulation.task.n_classes
+        return np.stack([np.bincount(y[self.simulation.clients[k]], minlength=classes) for k in self.ids])
+
+    @property
+    def models(self) -> list[Tree]:
+        """The global model before, the clients', the global model after."""
+        return [self.before, *(tree.take(self.clients, k) for k in range(len(self.ids))), self.after]
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The way from stored examples to the model, as in evaluation: nothing is augmented."""
+        data = self.simulation.data
+        return Inputs(self.simulation.task.dtype, data.mean, data.std)
+
+    @cached_property
+    def class_accuracy(self) -> np.ndarray:
+        """[1 + K + 1, C] on the test set, of `models`."""
+        return forgetting.class_accuracy(np.stack([confusion for confusion, _ in self._tested]))
+
+    @cached_property
+    def test_loss(self) -> np.ndarray:
+        """[1 + K + 1] on the test set, of `models`."""
+        return np.array([loss for _, loss in self._tested])
+
+    @cached_property
+    def _tested(self) -> list[tuple[np.ndarray, float]]:
+        s = self.simulation
+        found = [evaluate(s.task, model, s.x_test, s.y_test, self.inputs) for model in self.models]
+        return [(confusion.cpu().numpy(), float(loss) / len(s.y_test)) for confusion, loss in found]
+
+    def own_examples(self, client: int, most: int | None = None) -> tuple[Any, Tensor]:
+        """Return what the model sees of one client's examples, and their classes."""
+        s = self.simulation
+        at = torch.from_numpy(s.clients[client][:most]).to(s.y.device)
+        return self.inputs(tree.take(s.x, at)), s.y[at]
+
+    def test_examples(self, most: int) -> tuple[Any, Tensor]:
+        """Return what the model sees of the test set, spread evenly over it where it has more than `most` examples."""
+        s = self.simulation
+        n = len(s.y_test)
+        at = torch.from_numpy(np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))).to(s.y_test.device)
+        return self.inputs(tree.take(s.x_test, at)), s.y_test[at]
+
+
+def probe(simulation: Simulation) -> Probe:
+    """Train the cohort of the next round aside, exactly as the simulation would, and average it."""
+    settings, method, number = simulation.settings, simulation.method, simulation.round + 1
+    shared = method.broadcast(simulation.server)
+    sampled = sample_cohort(settings.seed, number, len(simulation.clients), simulation.cohort_size)
+    jobs = [simulation._job(int(k), number, shared) for k in sampled if len(simulation.clients[int(k)])]
+    if not jobs:
+        raise FedkeepError(f"none of the clients sampled for round {number} has any examples: there is nothing to see")
+    ids, parts = [job.id for job in jobs], []
+    with device.numerics(settings):
+        for some, trained in simulation._in_chunks(shared, jobs, settings.lr_in(number)):
+            check_finite(number, some, trained, shared["params"])
+            kept = {"params": trained.params, "upload": trained.upload}
+            parts.append(tree.map(lambda w: w.detach().clone(), kept))  # an engine may use its memory again
+        done = tree.cat(parts)
+        cohort = Cohort(tuple(ids), number, server_seed(settings.seed, number))
+        after = method.aggregate(simulation.task, simulation.server, done["upload"], cohort)["params"]
+    return Probe(simulation, number, ids, tree.detach(simulation.params), done["params"], tree.detach(after))
+
+
+def open_run(
+    run_dir: str | Path,
+    *,
+    method: FedAvg | None = None,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+    clients: Partition | Iterable[Any] | None = None,
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+) -> Simulation:
+    """Return the simulation of a run as it was at its checkpoint, to look at: nothing it does reaches the folder.
+
+    A run started from an experiment file needs nothing more; one started with `simulate` needs the same model, data and
+    clients again, as `resume` does.
+    """
+    path = Path(run_dir)
+    about = read_experiment(path)
+    if model is None and data is None and clients is None:
+        parts: Parts = _from_file(path, about)
+    elif model is None or data is None or clients is None:
+        raise RunError("give all three of model, data and clients, or none of them")
+    else:
+        hypers = {key: value for key, value in about["method"].items() if key != "name"}
+        train = dict(about["train"])
+        if "augment" in train:
+            train["augment"] = Augment(**train["augment"])
+        method = method or methods.get(about["method"]["name"])(**hypers)
+        parts = (method, model, data, clients, Settings(**train, seed=about["seed"]))
+    made_by = about["made_by"]
+    settings = replace(parts[4], engine=made_by["engine"])
+    simulation = Simulation(parts[0], parts[1], parts[2], parts[3], settings, (), criterion)
+    for what, found in _fingerprints(simulation).items():
+        if found != made_by[what]:
+            raise RunError(f"{path} was made with another {what} than the one given now")
+    return _at_checkpoint(simulation, path)
+
+
+def _from_file(path: Path, about: dict[str, Any]) -> Parts:
+    from fedkeep.config import Experiment
+
+    try:
+        return Experiment.from_dict(about).parts()
+    except FedkeepError as error:
+        raise ConfigError(
+            f"{path} cannot be made again from its file alone ({error}); from Python: "
+            "fedkeep.instruments.analyse(run_dir, what, model=..., data=..., clients=...)"
+        ) from error
+
+
+def _at_checkpoint(simulation: Simulation, path: Path) -> Simulation:
+    """Put the simulation where the checkpoint is. Its client store knows the files, and has no reason to write any."""
+    if not (path / CHECKPOINT).exists():
+        raise RunError(f"{path} has no checkpoint yet: there is no model to look at")
+    saved, about = read_tree(path / CHECKPOINT)
+    simulation.server = tree.to(saved["server"], simulation.task.device)
+    simulation.round = int(about["round"])
+    simulation.states = ClientStore(path / CLIENTS, cache_bytes=1 << 62)
+    index = saved["clients"]
+    simulation.states.rounds = dict(zip(index["id"].tolist(), index["round"].tolist(), strict=True))
+    return simulation
