@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_POOL_BLOCK = 1024
+_BLOCK = 1024
 
 
 @triton.jit
@@ -86,6 +86,14 @@ def _weight_gradient(x, dy, dw, B, clients, span, xk, xb, xh, xw, xc,
 
 
 @triton.jit
+def _nearest(t, out, n, BLOCK: tl.constexpr):
+    """Round to the nearest number that TF32 has: 13 bits fewer."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(t + at, mask=at < n, other=0.0).to(tl.int32, bitcast=True)
+    tl.store(out + at, ((bits + 0x1000) & ~0x1FFF).to(tl.float32, bitcast=True), mask=at < n)
+
+
+@triton.jit
 def _bias_gradient(dy, db, pixels, clients, span, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):
     """db[split, k, o] = sum over this split's pixels of dy."""
     client, split = tl.program_id(2).to(tl.int64), tl.program_id(0)
@@ -138,6 +146,17 @@ def _block(size: int, most: int) -> int:
 
 def _out(size: int, window: int, stride: int, pad: int) -> int:
     return (size + 2 * pad - window) // stride + 1
+
+
+def nearest(t: Tensor) -> Tensor:
+    """Round float32 to the nearest TF32; matrix units would just cut the last bits off, always towards zero."""
+    if t.dtype != torch.float32:
+        return t
+    out = torch.empty_like(t)
+    if out.stride() != t.stride():  # t has gaps or repeats itself
+        t = torch.empty_like(out).copy_(t)
+    _nearest[(triton.cdiv(t.numel(), _BLOCK),)](t, out, t.numel(), BLOCK=_BLOCK)
+    return out
 
 
 def convolve(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: tuple[int, int]) -> Tensor:
@@ -207,8 +226,8 @@ def pool(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     N, H, W, C = x.shape
     y = x.new_empty(N, H // size, W // size, C)
     where = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-    grid = (triton.cdiv(y.numel(), _POOL_BLOCK),)
-    _pool[grid](x, y, where, y.numel(), H, W, C, size, BLOCK=_POOL_BLOCK)
+    grid = (triton.cdiv(y.numel(), _BLOCK),)
+    _pool[grid](x, y, where, y.numel(), H, W, C, size, BLOCK=_BLOCK)
     return y, where
 
 
@@ -217,7 +236,7 @@ def pool_gradient(dy: Tensor, where: Tensor, shape: Any, size: int) -> Tensor:
     _, H, W, C = shape
     exact = H % size == 0 and W % size == 0
     dx = dy.new_empty(shape) if exact else dy.new_zeros(shape)
-    _pool_gradient[(triton.cdiv(dy.numel(), _POOL_BLOCK),)](
-        dy, where, dx, dy.numel(), H, W, C, size, BLOCK=_POOL_BLOCK
+    _pool_gradient[(triton.cdiv(dy.numel(), _BLOCK),)](
+        dy, where, dx, dy.numel(), H, W, C, size, BLOCK=_BLOCK
     )  # fmt: skip
     return dx

@@ -155,7 +155,7 @@ class _Conv2d(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Ctx, x: Tensor, w: Tensor, b: Tensor | None, stride: int, pad: tuple[int, int]) -> Tensor:
-        x, w = _nearest(x), _nearest(w)
+        x, w = kernels.nearest(x), kernels.nearest(w)
         ctx.save_for_backward(x, w)
         ctx.stride, ctx.pad = stride, pad
         y = kernels.convolve(_last(x), _window_first(w), None if b is None else b.contiguous(), stride, pad)
@@ -165,7 +165,7 @@ class _Conv2d(torch.autograd.Function):
     def backward(ctx: _Ctx, dy: Tensor) -> Any:
         x, w = ctx.saved_tensors
         needed, stride, pad = ctx.needs_input_grad, ctx.stride, ctx.pad
-        above = _last(dy).contiguous()
+        above = kernels.nearest(_last(dy).contiguous())
         dx = dw = db = None
         if needed[0]:
             dx = _first(kernels.input_gradient(above, _window_first(w), tuple(x.shape[3:]), stride, pad))
@@ -208,10 +208,3 @@ def _first(x: Tensor) -> Tensor:
 def _window_first(w: Tensor) -> Tensor:
     """[K, O, C, R, S] -> [K, R, S, C, O], contiguous."""
     return w.permute(0, 3, 4, 2, 1).contiguous()
-
-
-def _nearest(t: Tensor) -> Tensor:
-    """Round float32 to the nearest TF32: the matrix units would just cut the last 13 bits off, always towards zero."""
-    if t.dtype != torch.float32:
-        return t
-    return (t.view(torch.int32) + 0x1000).bitwise_and_(~0x1FFF).view(torch.float32)

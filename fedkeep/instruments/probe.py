@@ -101,7 +101,7 @@ def probe(simulation: Simulation) -> Probe:
     if not jobs:
         raise FedkeepError(f"none of the clients sampled for round {number} has any examples: there is nothing to see")
     ids, parts = [job.id for job in jobs], []
-    with device.numerics(settings):
+    with device.numerics(settings, simulation.threads):
         for some, trained in simulation._in_chunks(shared, jobs, settings.lr_in(number)):
             check_finite(number, some, trained, shared["params"])
             kept = {"params": trained.params, "upload": trained.upload}
