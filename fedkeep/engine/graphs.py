@@ -7,8 +7,10 @@ graph itself, says which step is due.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,7 +89,7 @@ class Graphs:
         tree.copy_(changed, before)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
+            with _nothing_collected(), torch.cuda.graph(graph, pool=self.pool):
                 step()
         except Exception as error:
             self.works = False
@@ -140,6 +142,19 @@ def ladder(clients: int) -> list[int]:
     while sizes[-1] > 1:
         sizes.append(sizes[-1] * 3 // 4)
     return sizes
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Keep Python from collecting garbage: to free another run's graphs would break the capture of this one."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _grows(path: str) -> bool:

@@ -165,14 +165,15 @@ class _Conv2d(torch.autograd.Function):
     def backward(ctx: _Ctx, dy: Tensor) -> Any:
         x, w = ctx.saved_tensors
         needed, stride, pad = ctx.needs_input_grad, ctx.stride, ctx.pad
-        above = kernels.nearest(_last(dy).contiguous())
+        plain = _last(dy).contiguous()
+        above = kernels.nearest(plain)
         dx = dw = db = None
         if needed[0]:
             dx = _first(kernels.input_gradient(above, _window_first(w), tuple(x.shape[3:]), stride, pad))
         if needed[1]:
             dw = kernels.weight_gradient(_last(x), above, tuple(w.shape[3:]), stride, pad).permute(0, 4, 3, 1, 2)
         if needed[2]:
-            db = kernels.bias_gradient(above)
+            db = kernels.bias_gradient(plain)
         return dx, dw, db, None, None
 
 
