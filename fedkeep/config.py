@@ -31,7 +31,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from torch import nn
 
-from fedkeep import methods, models
+from fedkeep import methods, models, splits
 from fedkeep.data import Dataset, Partition, load, partition
 from fedkeep.data.sources.base import Options
 from fedkeep.engine.rounds import Callback, Simulation
@@ -167,7 +167,7 @@ class Experiment(BaseModel):
         """Run into a folder; a run of the same experiment that is there already is gone on with, or just read."""
         path = Path(path)
         if not (path / "experiment.toml").exists():
-            return start(Simulation(*self.parts(), callbacks), path, self.to_dict())
+            return start(Simulation(*self.parts(), (*callbacks, splits.keep)), path, self.to_dict())
         theirs = Experiment.from_dict(read_experiment(path)).to_dict()
         if theirs != self.to_dict():
             key = next(k for k in _differences(theirs, self.to_dict()))
@@ -177,7 +177,7 @@ class Experiment(BaseModel):
     def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
         """Go on with this experiment's run in a folder."""
         if (saved_round(path) or 0) < self.train.rounds:
-            return go_on(path, *self.parts(), callbacks)
+            return go_on(path, *self.parts(), (*callbacks, splits.keep))
         found = load_run(path)
         found.build = self._module
         return found
