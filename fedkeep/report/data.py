@@ -179,16 +179,13 @@ def _shares(label_counts: np.ndarray) -> np.ndarray:
 def _split(run: Run, kept: dict[str, dict[str, Any]]) -> int | None:
     """Name the run's split by its place among those that are kept; methods on one seed share theirs."""
     found = splits.of(run.history)
-    if found is None:
+    counts = np.array(found["counts"]) if found else np.zeros((0, 0))
+    if found is None or not counts.any():
         return None
     about = run.history.about
     said = ", ".join(f"{key} {value}" for key, value in about["split"].items() if key not in ("kind", "n_clients"))
     kind = f"{about['data'].get('source', 'data')}: {about['split'].get('kind', 'own split')}"
-    found = {
-        **found,
-        "title": f"{kind} ({said})" if said else kind,
-        "words": picture.describe(np.array(found["counts"])),
-    }
+    found = {**found, "title": f"{kind} ({said})" if said else kind, "words": picture.describe(counts)}
     kept.setdefault(repr(found), found)
     return list(kept).index(repr(found))
 

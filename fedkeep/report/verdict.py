@@ -53,8 +53,8 @@ def listed(words: list[str]) -> str:
 
 def _alone(group: Measured) -> str:
     return (
-        f"{group.label} ends at {_percent(group)} accuracy, its classes {points(group.mean['forgetting'])} points below "
-        f"their best on average: that is what it forgot, most {_worst_classes(group)}{_phase(group)}."
+        f"{group.label} ends at {_percent(group)} accuracy, its classes {points(group.mean['forgetting'])} points "
+        f"below their best on average; it forgets {_worst_classes(group)}{_phase(group)}."
     )
 
 
@@ -65,7 +65,7 @@ def _ranking(ranked: list[Measured]) -> str:
         f"{least.label} forgets least: its classes end {points(least.mean['forgetting'])} points below their best "
         f"({against.label}: {points(against.mean['forgetting'])}){_belief(least, against)}, "
         f"{_accuracy_clause(ranked, least)}; "
-        f"{against.label} forgets most {_worst_classes(against)}{_phase(against)}."
+        f"{against.label} forgets {_worst_classes(against)}{_phase(against)}."
     )
 
 
@@ -92,15 +92,15 @@ def _worst_classes(group: Measured, number: int = 3) -> str:
     lost = group.class_forgetting
     worst = [str(c) for c in np.argsort(-np.nan_to_num(lost, nan=-1.0), kind="stable") if lost[c] > 0][:number]
     if not worst:
-        return "in no class"
-    return f"in {'class' if len(worst) == 1 else 'classes'} {listed(worst)}"
+        return "no class"
+    return f"{'class' if len(worst) == 1 else 'classes'} {listed(worst)} most"
 
 
 def _phase(group: Measured) -> str:
     if group.where is None:
         return ""
     local = group.where["local"] >= group.where["aggregation"]
-    return ", and mostly in local training" if local else ", and mostly when clients' models are aggregated"
+    return ", chiefly in local training" if local else ", chiefly when clients' models are aggregated"
 
 
 def _runner_up(ranked: list[Measured]) -> list[str]:
@@ -119,8 +119,8 @@ def _places(ranked: list[Measured]) -> list[str]:
     for group in {g.label: g for g in (reference(ranked), ranked[0])}.values():
         if group.where is not None:
             told.append(
-                f"In a round of {group.label}, training costs a client's model {points(group.where['local'])} points of "
-                "what the global model knew of a class, on average, and aggregation loses "
+                f"In a round of {group.label}, training costs a client's model {points(group.where['local'])} points "
+                "of what the global model knew of a class, on average, and aggregation loses "
                 f"{points(group.where['aggregation'])} points of what a client knew."
             )
     return told or ["Where in a round it is lost was not recorded: eval_local_every=1 does that."]
