@@ -53,8 +53,8 @@ def listed(words: list[str]) -> str:
 
 def _alone(group: Measured) -> str:
     return (
-        f"{group.label} ends at {_percent(group)} accuracy, its classes {points(group.mean['forgetting'])} points "
-        f"below their best on average; it forgets {_worst_classes(group)}{_phase(group)}."
+        f"{group.label} ends at {_percent(group)} accuracy, its classes {_below(group)} on average; "
+        f"it forgets {_worst_classes(group)}{_phase(group)}."
     )
 
 
@@ -62,11 +62,16 @@ def _ranking(ranked: list[Measured]) -> str:
     least, base = ranked[0], reference(ranked)
     against = base if base is not least else ranked[-1]
     return (
-        f"{least.label} forgets least: its classes end {points(least.mean['forgetting'])} points below their best "
+        f"{least.label} forgets least: its classes end {_below(least)} "
         f"({against.label}: {points(against.mean['forgetting'])}){_belief(least, against)}, "
         f"{_accuracy_clause(ranked, least)}; "
         f"{against.label} forgets {_worst_classes(against)}{_phase(against)}."
     )
+
+
+def _below(group: Measured) -> str:
+    lost = group.mean["forgetting"]
+    return f"{points(lost)} points below their best" if lost > 0 else "at their best"
 
 
 def _accuracy_clause(groups: list[Measured], least: Measured) -> str:
