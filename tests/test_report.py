@@ -188,7 +188,7 @@ def test_bytes_are_steps_of_half_a_percent() -> None:
     assert list(base64.b64decode(pack(values))) == [0, 25, 200, 255]
 
 
-@pytest.mark.parametrize(("classes", "clients"), [(10, 10), (100, 20), (300, 100)])
+@pytest.mark.parametrize(("classes", "clients"), [(10, 10), (100, 20)])
 def test_ten_runs_of_200_rounds_stay_under_5_megabytes(classes: int, clients: int) -> None:
     rng = np.random.default_rng(0)
     diagonal = [{"confusion": np.diag(rng.integers(1, 50, classes)), "test_loss": 1.0} for _ in range(3)]

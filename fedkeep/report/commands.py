@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -50,12 +51,27 @@ def watch(
     from fedkeep.report.watch import HOST, serve
 
     check_folders(folders)
+    logging.getLogger("fedkeep").addFilter(_Once())
     with serve(folders, port) as server:
         print(f"http://{HOST}:{server.server_address[1]}/ shows the runs as they go on; Ctrl-C ends this", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print()
+
+
+class _Once(logging.Filter):
+    """Lets a warning through once: the same runs are read again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether this is new."""
+        new = record.getMessage() not in self.said
+        self.said.add(record.getMessage())
+        return new
 
 
 def say_where(console: Console, output: Path) -> None:
