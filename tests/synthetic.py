@@ -79,8 +79,8 @@ def write_run(path: Path, lines: list[Record], **about: Any) -> Path:
 
 
 def wave(seed: int, classes: int = 3, rounds: int = 4, depth: float = 0.4) -> np.ndarray:
-    """Class accuracies [rounds + 1, classes] that rise to 0.9, and of which one after another falls by `depth`."""
-    rising = np.minimum(0.9, np.linspace(0.1, 1.7, rounds + 1))[:, None].repeat(classes, 1)
+    """Class accuracies [rounds + 1, classes] that rise to 0.9 or a little less, and fall by `depth` in turn."""
+    rising = np.minimum(0.9 - 0.05 * seed, np.linspace(0.1, 1.7, rounds + 1))[:, None].repeat(classes, 1)
     for t in range(1, rounds + 1):
         rising[t, (t + seed) % classes] -= depth
     return np.clip(rising, 0, 1)

@@ -87,7 +87,7 @@ def test_importing_needs_torch_and_numpy_alone() -> None:
     """The rest is imported when it is used, so that the core runs where only these two are installed."""
     script = """
         import sys
-        for name in ("pydantic", "typer", "rich", "safetensors", "sklearn", "plotly", "pandas"):
+        for name in ("pydantic", "typer", "rich", "safetensors", "sklearn", "pandas"):
             sys.modules[name] = None
         import numpy as np
         import fedkeep as fk

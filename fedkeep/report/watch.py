@@ -79,7 +79,6 @@ class _Handler(BaseHTTPRequestHandler):
     """Two answers, / and /data.json; asked by another name than loopback's, none."""
 
     source: Source
-    protocol_version = "HTTP/1.1"
     server_version, sys_version = "fedkeep", ""
     timeout = 60
 

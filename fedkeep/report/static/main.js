@@ -135,8 +135,8 @@ async function follow() {
       }
       const runs = data.groups.flatMap((group) => group.runs);
       const done = runs.filter((run) => run.reached >= run.planned).length;
-      const round = runs.length === 1 ? `round ${runs[0].reached} of ${runs[0].planned}` : `${done} of ${runs.length} runs done`;
-      badge.textContent = `live, ${round}`;
+      const one = runs.length === 1 ? `round ${runs[0].reached} of ${runs[0].planned}` : null;
+      badge.textContent = `live, ${one || (runs.length ? `${done} of ${runs.length} runs done` : "before the first round")}`;
       badge.classList.remove("lost");
     } catch {
       badge.textContent = "no longer connected; trying again";
