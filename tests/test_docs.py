@@ -80,4 +80,5 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
                 done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
                 assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert (tmp_path / "split.svg").exists()
+    assert (tmp_path / "report.html").exists()
     assert {"first", "mine", "own-model"} <= {p.name for p in (tmp_path / "runs").iterdir()}

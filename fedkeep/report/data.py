@@ -23,7 +23,7 @@ from fedkeep.report.verdict import reference, verdict
 STEPS, ABSENT = 200, 255  # accuracy 1.0 and "no such class", as bytes
 MOST_POINTS = 400  # of a curve, or columns of a heat map
 MOST_CLIENTS = 40  # of one round's anatomy
-HEAT_BYTES, ANATOMY_BYTES = 1_000_000, 1_200_000  # of the whole page, before base64
+HEAT_BYTES, ANATOMY_BYTES = 1_000_000, 2_000_000  # of the whole page, before base64
 BINS = 40
 
 
@@ -86,7 +86,7 @@ def _share(budget: int, weights: list[int], most: int) -> int:
 def _weight(run: Run) -> int:
     if not run.anatomies:
         return 0
-    return max(2 * (min(len(a.ids), MOST_CLIENTS) + 1) * len(a.before) for a in run.anatomies)
+    return max(2 * (min(len(a.ids), MOST_CLIENTS) + 2) * len(a.before) for a in run.anatomies)
 
 
 def _group(

@@ -36,10 +36,10 @@ def reference(groups: list[Measured]) -> Measured:
 def points(share: float) -> str:
     """Write a share in points of a hundred.
 
-    >>> points(0.238), points(0.004)
-    ('24', '0.4')
+    >>> points(0.238), points(0.004), points(0.0)
+    ('24', '0.4', '0')
     """
-    return f"{share * 100:.0f}" if abs(share) >= 0.0095 else f"{share * 100:.1f}"
+    return f"{share * 100:.1f}" if 0.0005 <= abs(share) < 0.0095 else f"{share * 100:.0f}"
 
 
 def listed(words: list[str]) -> str:

@@ -61,7 +61,7 @@ const swatch = (index) =>
 
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
 const percent = (value, digits = 0) => (missing(value) ? "–" : `${(value * 100).toFixed(digits)}%`);
-const points = (value) => (missing(value) ? "–" : (value * 100).toFixed(value && Math.abs(value) < 0.0095 ? 1 : 0));
+const points = (value) => (missing(value) ? "–" : (value * 100).toFixed(Math.abs(value) >= 0.0005 && Math.abs(value) < 0.0095 ? 1 : 0));
 const spread = (mean, deviation, digits) =>
   missing(mean) ? "–" : mean.toFixed(digits) + (missing(deviation) ? "" : `±${deviation.toFixed(digits)}`);
 

@@ -32,7 +32,7 @@ function matrix(plot, o) {
   for (let row = 0; row < o.rows; row++) {
     pen.fillStyle = soft;
     pen.textAlign = "right";
-    if (row % everyRow === 0) pen.fillText(labels[row], left - 6, top(row) + o.rowHeight / 2);
+    if (row % everyRow === 0) pen.fillText(labels[row], left - 6, Math.max(7, top(row) + o.rowHeight / 2));
     for (let column = 0; column < o.columns; column++) {
       const colour = o.colour(row, column);
       pen.fillStyle = colour ? rgb(colour) : absent;
@@ -164,7 +164,7 @@ function curves(plot, series) {
 
 // Draw one distribution under another on a common axis: rows of { label, index, counts, quartiles, number }.
 function ridges(plot, edges, rows) {
-  const [width, each, bottom] = [Math.max(plot.clientWidth, 160), 58, 36];
+  const [width, each, bottom] = [Math.max(plot.clientWidth, 160), 66, 36]; // the first 20 of each row are for its name
   const height = rows.length * each + bottom;
   const [left, right] = [8, 12];
   const x = (value) => left + (value / edges.at(-1)) * (width - left - right);
@@ -182,7 +182,7 @@ function ridges(plot, edges, rows) {
     const floor = (i + 1) * each - 8;
     const tallest = Math.max(...row.counts, 1);
     const steps = row.counts.flatMap((count, b) => {
-      const level = (floor - (count / tallest) * (each - 22)).toFixed(1);
+      const level = (floor - (count / tallest) * (each - 28)).toFixed(1);
       return [`${x(edges[b]).toFixed(1)},${level}`, `${x(edges[b + 1]).toFixed(1)},${level}`];
     });
     const area = `M${x(0)},${floor}L${steps.join("L")}L${x(edges.at(-1))},${floor}Z`;
@@ -196,13 +196,13 @@ function ridges(plot, edges, rows) {
       );
     }
     const told = `${row.label} · median ${points(middle)}, worst ${points(row.largest)}`;
-    picture.append(svg("text", { class: "strong", x: width - right, y: floor - each + 24, "text-anchor": "end" }, told));
+    picture.append(svg("text", { class: "strong", x: left, y: floor - each + 22 }, told));
   });
   plot.replaceChildren(picture);
   probe(plot, picture, {
     columns: edges.length - 1,
     rows: rows.length,
-    cell: (column, row) => ({ x: x(edges[column]), y: row * each + 6, w: x(edges[1]) - x(0), h: each - 14 }),
+    cell: (column, row) => ({ x: x(edges[column]), y: row * each + 19, w: x(edges[1]) - x(0), h: each - 27 }),
     at: (px, py) => {
       const [column, row] = [Math.floor((px - left) / (x(edges[1]) - x(0))), Math.floor(py / each)];
       return column >= 0 && column < edges.length - 1 && row < rows.length ? [column, row] : null;
@@ -211,6 +211,6 @@ function ridges(plot, edges, rows) {
       column === null
         ? ""
         : `${rows[row].label}\n${rows[row].counts[column]} of ${rows[row].number} rounds lost ` +
-          `${(edges[column] * 100).toFixed(1)} ${column === edges.length - 2 ? "points or more" : `to ${(edges[column + 1] * 100).toFixed(1)} points`}`,
+          `${(edges[column] * 100).toFixed(1)} ${column < edges.length - 2 ? `to ${(edges[column + 1] * 100).toFixed(1)} points` : "points or more"}`,
   });
 }

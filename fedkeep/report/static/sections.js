@@ -136,7 +136,7 @@ function anatomy(data, body, state) {
     matrix(plot, {
       rows: last + 3,
       columns: classes,
-      rowHeight: last > 22 ? 14 : 22,
+      rowHeight: last > 22 ? 12 : 22,
       gaps: [1, last, last + 1],
       rowLabels: labels,
       columnTitle: "class",
@@ -153,7 +153,9 @@ function anatomy(data, body, state) {
         const unit = row <= last ? percent(value(row, c)) : `${points(value(row, c))} points, mean over clients`;
         return `${labels[row]}, class ${c}: ${unit}${own}`;
       },
-      label: `${group.label}, round ${state.round}: class accuracies of the global model before, of ${ids.length} clients, and of the global model after`,
+      label:
+        `${group.label}, round ${state.round}: class accuracies of the global model before, of ${ids.length} clients, and of ` +
+        "the global model after",
     });
     const [training, aggregation] = lost.map(average);
     const left = run.anatomy.clients[i] - ids.length;
