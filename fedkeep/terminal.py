@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedkeep.history import History, Record
@@ -34,7 +34,7 @@ class Bar:
         self.console = console
         self.name, self.pulse, self.said = "", Pulse(), time.monotonic()
         self.progress = Progress(
-            TextColumn("{task.description:<18}"),
+            TextColumn("{task.description:<18}", table_column=Column(max_width=34, no_wrap=True)),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("rounds, time left"),

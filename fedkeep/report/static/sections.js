@@ -19,7 +19,7 @@ function figures(body, entries, draw) {
 function glance(data, body) {
   const order = data.groups.map((group, index) => ({ group, index }));
   order.sort((a, b) => (a.group.mean.forgetting ?? Infinity) - (b.group.mean.forgetting ?? Infinity));
-  const widest = Math.max(0.05, ...order.map(({ group }) => (group.mean.forgetting || 0) + (group.spread.forgetting || 0)));
+  const widest = Math.max(0.2, ...order.map(({ group }) => (group.mean.forgetting || 0) + (group.spread.forgetting || 0)));
   const bar = (group, index, key, whole, words) => {
     const [mean, deviation] = [group.mean[key], group.spread[key]];
     const share = (value) => `${(Math.min(Math.max(value / whole, 0), 1) * 100).toFixed(2)}%`;
