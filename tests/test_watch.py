@@ -168,6 +168,7 @@ def test_watch_serves_until_ctrl_c(pair: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have us ignore it
     )
     assert process.stdout is not None
     line = process.stdout.readline()
