@@ -31,6 +31,7 @@ def page_data(groups: Iterable[Group]) -> dict[str, Any]:
     """Gather everything that the page shows of these groups of runs."""
     measured = [measure(group) for group in groups]
     runs = [run for group in measured for run in group.runs]
+    known = [group for group in measured if np.isfinite(group.mean["forgetting"])]
     said = verdict(measured)
     kept: dict[str, dict[str, Any]] = {}
     columns = _share(HEAT_BYTES, [run.class_accuracy.shape[1] for run in runs], MOST_POINTS)
@@ -39,7 +40,7 @@ def page_data(groups: Iterable[Group]) -> dict[str, Any]:
     data = {
         "made_by": f"fedkeep {fedkeep.__version__}",
         "verdict": {"headline": said.headline, "details": said.details},
-        "reference": measured.index(reference(measured)) if _comparable(measured) else 0,
+        "reference": measured.index(reference(known)) if known else 0,
         "drop_edges": edges,
         "groups": [_group(group, edges, columns, rounds, kept) for group in measured],
         "splits": list(kept.values()),
@@ -72,10 +73,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return finite(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _comparable(groups: list[Measured]) -> bool:
-    return any(np.isfinite(g.mean["forgetting"]) for g in groups)
 
 
 def _share(budget: int, weights: list[int], most: int) -> int:

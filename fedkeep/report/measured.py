@@ -13,7 +13,7 @@ from fedkeep.history import History
 from fedkeep.report.anatomy import Anatomy, anatomies, where
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One run: `rounds` [T] that were evaluated, `class_accuracy` [T, C], `accuracy` [T], and what sums it up."""
 
@@ -32,7 +32,7 @@ class Run:
         return np.asarray(a[:-1].max(0) - a[-1]) if len(a) > 1 else np.full(a.shape[1], np.nan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """Runs that differ in their seeds alone."""
 
