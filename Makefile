@@ -1,4 +1,4 @@
-# make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes)
+# make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes; writes a page)
 # make bench  prints the speed of a round beside a plain script's, and what a large population costs
 # make test   sets it up and runs lint, types, tests, and the packaged wheel in an environment of its own
 PYTHON ?= python3
@@ -46,4 +46,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) fedkeep-demo.html build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

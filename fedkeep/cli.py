@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -28,6 +29,7 @@ from fedkeep.export import commands as export_commands
 from fedkeep.history import History
 from fedkeep.instruments.commands import analyse
 from fedkeep.method import FedAvg
+from fedkeep.report import commands
 
 if TYPE_CHECKING:
     from fedkeep.describe import Footprint
@@ -39,6 +41,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command()(commands.report)
+app.command()(commands.watch)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -64,18 +69,27 @@ def demo(
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of each run.")] = 60,
     as_json: AsJson = False,
     svg: Annotated[Path | None, typer.Option(help="Also save what is shown as an SVG picture.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report page is written.")] = Path(
+        "fedkeep-demo.html"
+    ),
 ) -> None:
     """FedAvg beside FedProx, SCAFFOLD and FedNTD on embedded data: who forgets, and how much. Under two minutes.
+
+    Ends with a report page that shows it round by round.
 
     Example: fedkeep demo --seeds 1
     """
     from fedkeep import demo as job
     from fedkeep import table, terminal
+    from fedkeep.report import write as write_report
 
     if svg is not None and not svg.parent.is_dir():
         raise FedkeepError(f"there is no folder {svg.parent} to save the picture in")
-    with terminal.Bar(Console(stderr=True), seeds * len(job.METHODS) * rounds) as progress:
-        runs = job.run(seeds, rounds, (progress,), progress.begin, progress.end)
+    commands.check_output(output)
+    with tempfile.TemporaryDirectory(prefix="fedkeep-demo-") as folder:
+        with terminal.Bar(Console(stderr=True), seeds * len(job.METHODS) * rounds) as progress:
+            runs = job.run(Path(folder), seeds, rounds, (progress,), progress.begin, progress.end)
+        write_report([folder], output, "fedkeep demo")
     if as_json and svg is None:
         _print_summaries(runs)
         return
@@ -93,6 +107,8 @@ def demo(
         console.save_svg(str(svg), title="fedkeep demo")
     if as_json:
         _print_summaries(runs)
+    else:
+        commands.say_where(Console(), output)
 
 
 def _print_json(value: Any) -> None:

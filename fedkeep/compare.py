@@ -83,7 +83,7 @@ def group(paths: Iterable[str | Path]) -> list[Group]:
     """
     groups: dict[str, Group] = {}
     for path in find(paths):
-        history = load_run(path)
+        history = load_run(path, weights=False)
         if not any("confusion" in r for r in history.records if r["round"]):
             log.warning("%s has no evaluated round; left out", path)
             continue

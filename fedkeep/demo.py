@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeep import methods
-from fedkeep.data import load, partition
-from fedkeep.engine import simulate
+from fedkeep.config import Experiment
 from fedkeep.engine.rounds import Callback
 from fedkeep.history import History
 
@@ -24,31 +23,40 @@ SETTINGS: dict[str, Any] = {
     "momentum": 0.0,
     "weight_decay": 0.0,
     "lr_decay": 1.0,
+    "eval_local_every": 1,  # what becomes of each client's model: the report takes rounds apart
 }
 
 
-def one(name: str, seed: int, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> History:
-    """Run one method on the digits, divided into shards of two classes; data, split and cohorts depend on the seed."""
-    data = load("digits")
-    clients = partition.shards(data.y_train, CLIENTS, s=SHARDS, seed=seed)
-    settings = {**SETTINGS, "rounds": rounds or SETTINGS["rounds"], "seed": seed}
-    return simulate(methods.get(name)(), "mlp", data, clients, callbacks=callbacks, **settings)
+def experiment(name: str, seed: int, rounds: int = SETTINGS["rounds"]) -> Experiment:
+    """One method on the digits, divided into shards of two classes; data, split and cohorts depend on the seed."""
+    return Experiment.from_dict(
+        {
+            "seed": seed,
+            "checkpoint_every": rounds,
+            "method": name,
+            "model": "mlp",
+            "data": "digits",
+            "split": {"kind": "shards", "n_clients": CLIENTS, "s": SHARDS},
+            "train": {**SETTINGS, "rounds": rounds},
+        }
+    )
 
 
 def run(
+    folder: Path,
     seeds: int,
-    rounds: int | None = None,
+    rounds: int,
     callbacks: Sequence[Callback] = (),
     begin: Callable[[str], None] = lambda name: None,
     end: Callable[[str, History], None] = lambda name, history: None,
 ) -> dict[str, list[History]]:
-    """Run all methods with seeds 0, 1, ...; `begin` and `end` are told of every run."""
+    """Run all methods with seeds 0, 1, ... into folders; `begin` and `end` are told of every run."""
     runs: dict[str, list[History]] = {name: [] for name in METHODS}
     for seed in range(seeds):
         for name in METHODS:
             label = f"{name}, seed {seed}"
             begin(label)
-            runs[name].append(one(name, seed, rounds, callbacks))
+            runs[name].append(experiment(name, seed, rounds).run(folder / f"{name}-seed={seed}", callbacks))
             end(label, runs[name][-1])
     return runs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class History:
     build: Callable[[Tree], nn.Module] | None = None
     about: dict[str, Any] = field(default_factory=dict)  # the experiment file, of a run that has one
     saved: int | None = None  # the round of the checkpoint that `params` were read from
+    folder: Path | None = None  # where it was read from
 
     @property
     def model(self) -> nn.Module:

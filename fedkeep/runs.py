@@ -4,6 +4,7 @@
     rounds.jsonl             one line per round, appended and flushed
     checkpoint.safetensors   the server's tree and an index of the clients' states, replaced every few rounds
     clients/                 one file per client and round
+    split.json               who holds which classes, of some clients where there are many (see splits.py)
 
 Killed at any instant, a run goes on from its checkpoint; lines written after it are cut off and made anew.
 """
@@ -170,12 +171,18 @@ def saved_round(path: Path) -> int | None:
     return int(read_tree(path / CHECKPOINT)[1]["round"])
 
 
-def load_run(path: str | Path) -> History:
-    """Read what a run has left so far; it may still be going on, or have been interrupted."""
+def load_run(path: str | Path, weights: bool = True) -> History:
+    """Read what a run has left so far; it may still be going on, or have been interrupted.
+
+    Without `weights` the checkpoint stays unread: a page or a table needs the rounds alone.
+    """
     path = Path(path)
     about = read_experiment(path)
     records = read_records(path / ROUNDS) if (path / ROUNDS).exists() else []
-    history = History(about["method"]["name"], {**about["train"], "seed": about["seed"]}, records, about=about)
+    settings = {**about["train"], "seed": about["seed"]}
+    history = History(about["method"]["name"], settings, records, about=about, folder=path)
+    if not weights:
+        return history
     try:
         saved, checkpoint = read_tree(path / CHECKPOINT)
         history.params, history.saved = saved["server"]["params"], checkpoint["round"]

@@ -29,8 +29,8 @@ def test_version() -> None:
     assert fedkeep("--version").stdout.strip() == f"fedkeep {fk.__version__}"
 
 
-def test_demo_piped_is_plain_lines_and_a_table() -> None:
-    done = fedkeep("demo", "--seeds", "1", "--rounds", "3")
+def test_demo_piped_is_plain_lines_and_a_table(tmp_path: Path) -> None:
+    done = fedkeep("demo", "--seeds", "1", "--rounds", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("fedavg", "fedprox", "scaffold", "fedntd"):
         assert f"{name}, seed 0: accuracy 0." in done.stderr
@@ -41,12 +41,12 @@ def test_demo_piped_is_plain_lines_and_a_table() -> None:
 
 
 def test_demo_as_json_and_as_a_picture(tmp_path: Path) -> None:
-    done = fedkeep("demo", "--seeds", "1", "--rounds", "2", "--json")
+    done = fedkeep("demo", "--seeds", "1", "--rounds", "2", "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert list(report) == ["fedavg", "fedprox", "scaffold", "fedntd"]
     assert 0 < report["fedavg"][0]["final"] <= 1
     picture = tmp_path / "demo.svg"
-    fedkeep("demo", "--seeds", "1", "--rounds", "2", "--svg", str(picture))
+    fedkeep("demo", "--seeds", "1", "--rounds", "2", "--svg", str(picture), cwd=tmp_path)
     assert picture.read_text().startswith("<svg")
 
 
@@ -87,7 +87,7 @@ def test_importing_needs_torch_and_numpy_alone() -> None:
     """The rest is imported when it is used, so that the core runs where only these two are installed."""
     script = """
         import sys
-        others = "pydantic typer rich safetensors sklearn scipy plotly pandas matplotlib tensorboard"
+        others = "pydantic typer rich safetensors sklearn scipy pandas matplotlib tensorboard"
         for name in others.split():
             sys.modules[name] = None
         import numpy as np

@@ -82,6 +82,7 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     run_page("tutorial.md", tmp_path)
     assert (tmp_path / "split.svg").exists()
+    assert (tmp_path / "report.html").exists()
     assert {"first", "mine", "own-model"} <= {p.name for p in (tmp_path / "runs").iterdir()}
 
 

@@ -31,7 +31,7 @@ def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
     [wheel], [sdist] = (tmp_path / "dist").glob("*.whl"), (tmp_path / "dist").glob("*.tar.gz")
     assert f"-{fk.__version__}-" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"fedkeep/py.typed", "fedkeep/methods/fedntd.py"} <= set(names)
+    assert {"fedkeep/py.typed", "fedkeep/methods/fedntd.py", "fedkeep/report/static/page.html"} <= set(names)
     assert not [n for n in names if not n.startswith(("fedkeep/", "fedkeep-"))]
     with tarfile.open(sdist) as archive:
         assert any(member.endswith("tests/test_package.py") for member in archive.getnames())
@@ -45,3 +45,4 @@ def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
     shown = run(tmp_path / "venv" / "bin" / "fedkeep", "demo", "--seeds", "1")
     assert "FedAvg ends" in shown
     assert "fedntd" in shown
+    assert "One round, taken apart" in (tmp_path / "fedkeep-demo.html").read_text()

@@ -512,7 +512,10 @@ def test_digits_fedntd_forgets_less_and_ends_higher_than_fedavg() -> None:
     """The claim the demonstration rests on, over its three seeds."""
     from fedkeep import demo
 
-    rows = {name: [demo.one(name, seed).summary() for seed in range(3)] for name in ("fedavg", "fedntd")}
+    rows = {
+        name: [fk.Simulation(*demo.experiment(name, seed).parts()).run().summary() for seed in range(3)]
+        for name in ("fedavg", "fedntd")
+    }
     mean = {name: {key: np.mean([r[key] for r in rs]) for key in rs[0]} for name, rs in rows.items()}
     assert mean["fedntd"]["final"] > mean["fedavg"]["final"]
     assert mean["fedntd"]["forgetting"] < mean["fedavg"]["forgetting"]

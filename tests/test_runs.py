@@ -287,7 +287,7 @@ def test_checkpoint_holds_all_state(tmp_path: Path, problem: Problem, name: str)
 def test_a_run_folder_holds_what_it_should_and_runs_again_to_the_same(tmp_path: Path) -> None:
     history = experiment("scaffold").run(tmp_path / "a")
     assert sorted(p.name for p in (tmp_path / "a").iterdir() if not p.name.startswith(".")) == [
-        "checkpoint.safetensors", "clients", "experiment.toml", "rounds.jsonl",
+        "checkpoint.safetensors", "clients", "experiment.toml", "rounds.jsonl", "split.json",
     ]  # fmt: skip
     again = Experiment.load(tmp_path / "a" / "experiment.toml")
     again.run(tmp_path / "b")

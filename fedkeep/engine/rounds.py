@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import losses, methods, models, optim, tree
+from fedkeep import losses, methods, models, optim, splits, tree
 from fedkeep.data.augment import Augment, Inputs
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
@@ -164,6 +164,7 @@ class Simulation:
     def keep_in(self, folder: RunFolder) -> Simulation:
         """Write everything from now on into a run folder; where that holds a checkpoint, go on from it."""
         self.folder, self.states = folder, ClientStore(folder.clients)
+        splits.keep(folder.path, self.clients, self.data.y_train, self.task.n_classes)
         saved = folder.restore()
         if saved is not None:
             self.server = tree.to(saved.server, self.task.device)

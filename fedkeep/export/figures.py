@@ -26,7 +26,7 @@ _PLAIN = ("lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
 def long(paths: Iterable[str | Path]) -> Iterator[Row]:
     """Yield a row per number, run after run."""
     for path in map(Path, paths):
-        history = load_run(path)
+        history = load_run(path, weights=False)
         seed = history.about.get("seed")
         for found in _figures(history, path):
             if np.isfinite(found["value"]):

@@ -1,0 +1,216 @@
+// The pictures: a matrix of cells on a canvas, curves and ridges in SVG. Each fills the element it is given.
+
+// Draw rows and columns of cells. `colour(row, column)` gives [r, g, b] or null for a cell that is not there, `text` and
+// `dot` are optional, `side` draws a bar at the end of each row, `gaps` are rows with some room above them. Numbers on
+// the columns are written at round ones where there is no room for all.
+function matrix(plot, o) {
+  const width = Math.max(plot.clientWidth, 160);
+  const canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": o.label });
+  const pen = canvas.getContext("2d");
+  const font = "12px system-ui, sans-serif";
+  pen.font = font;
+  const labels = o.rowLabels;
+  const left = Math.ceil(Math.max(...[...labels, o.columnTitle].map((label) => pen.measureText(label).width))) + 8;
+  const right = o.side ? 46 : 2;
+  const bottom = 20;
+  const gap = 8;
+  const top = (row) => row * o.rowHeight + gap * o.gaps.filter((g) => g <= row).length;
+  const height = top(o.rows - 1) + o.rowHeight + bottom;
+  const cellWidth = Math.min((width - left - right) / o.columns, o.widest || Infinity);
+  const x = (column) => Math.round(left + column * cellWidth);
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.height = `${height}px`;
+  pen.scale(ratio, ratio);
+  pen.font = font;
+  pen.textBaseline = "middle";
+  const soft = theme("--soft");
+  const absent = theme("--absent");
+  const everyRow = Math.ceil(14 / o.rowHeight);
+  const line = cellWidth >= 12 && o.rowHeight >= 12 ? 1 : 0;
+  for (let row = 0; row < o.rows; row++) {
+    pen.fillStyle = soft;
+    pen.textAlign = "right";
+    if (row % everyRow === 0) pen.fillText(labels[row], left - 6, Math.max(7, top(row) + o.rowHeight / 2));
+    for (let column = 0; column < o.columns; column++) {
+      const colour = o.colour(row, column);
+      pen.fillStyle = colour ? rgb(colour) : absent;
+      const [from, to] = [x(column), x(column + 1)];
+      pen.fillRect(from, top(row), to - from - line, o.rowHeight - line);
+      const text = o.text && cellWidth >= 17 && o.rowHeight >= 14 ? o.text(row, column) : "";
+      if (colour && (text || (o.dot && o.dot(row, column) > 0))) {
+        pen.fillStyle = inkOn(colour);
+        pen.textAlign = "center";
+        if (cellWidth < 26) pen.font = "10px system-ui, sans-serif";
+        if (text) pen.fillText(text, (from + to - line) / 2, top(row) + o.rowHeight / 2 + (cellWidth < 26 ? 2 : 0));
+        pen.font = font;
+        if (o.dot && o.dot(row, column) > 0) {
+          pen.beginPath();
+          pen.arc(to - line - 4, top(row) + 4, Math.min(2.4, cellWidth / 4), 0, 7);
+          pen.fill();
+        }
+      }
+    }
+    if (o.side) {
+      const share = Math.max(0, o.side[row] || 0);
+      pen.fillStyle = theme("--loss");
+      pen.fillRect(x(o.columns) + 4, top(row) + 1, share * 40, Math.max(1, o.rowHeight - 2 - line));
+    }
+  }
+  pen.fillStyle = soft;
+  pen.textAlign = "right";
+  pen.fillText(o.columnTitle, left - 6, height - bottom / 2 + 1);
+  pen.textAlign = "center";
+  const room = pen.measureText(`${o.columnNumbers.at(-1)}`).width + 8;
+  const span = o.columnNumbers.at(-1) - o.columnNumbers[0];
+  const step = room <= cellWidth ? 1 : niceStep((span * room) / (cellWidth * o.columns));
+  let free = -Infinity;
+  o.columnNumbers.forEach((number, column) => {
+    const middle = Math.min((x(column) + x(column + 1)) / 2, width - room / 2);
+    if ((number % step && column) || middle - room / 2 < free) return;
+    free = middle + room / 2;
+    pen.fillText(`${number}`, middle, height - bottom / 2 + 1);
+  });
+  plot.replaceChildren(canvas);
+  probe(plot, canvas, {
+    columns: o.columns,
+    rows: o.rows,
+    tell: (column, row) => (column === null ? "" : o.tell(row, column)),
+    cell: (column, row) => ({ x: x(column), y: top(row), w: x(column + 1) - x(column) - line, h: o.rowHeight - line }),
+    at(px, py) {
+      const column = Math.floor((px - left) / cellWidth);
+      for (let row = 0; row < o.rows; row++) {
+        if (py >= top(row) && py < top(row) + o.rowHeight && column >= 0 && column < o.columns) return [column, row];
+      }
+      return null;
+    },
+  });
+}
+
+// The round number (1, 2, 5, 10, 20, ...) from `least` on.
+function niceStep(least) {
+  const size = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((s) => s * size).find((s) => s >= least * 0.999);
+}
+
+// Round numbers at which to draw an axis' marks.
+function ticks(low, high, wanted) {
+  const step = niceStep((high - low) / Math.max(1, wanted) || 1);
+  const marks = [];
+  for (let mark = Math.ceil(low / step) * step; mark <= high + step / 1e6; mark += step) marks.push(+mark.toPrecision(12));
+  return marks;
+}
+
+// Draw curves with a band around each: series of { label, index, rounds, mean, spread }.
+function curves(plot, series) {
+  const width = Math.max(plot.clientWidth, 160);
+  const height = Math.max(260, Math.min(400, width * 0.42));
+  const box = { left: 44, right: 12, top: 8, bottom: 34 };
+  const first = Math.min(...series.map((s) => s.rounds[0]));
+  const last = Math.max(...series.map((s) => s.rounds.at(-1)), first + 1);
+  const highest = Math.max(...series.flatMap((s) => s.mean.map((m, i) => m + s.spread[i])));
+  const high = Math.min(1, Math.ceil(highest * 10 + 0.2) / 10);
+  const x = (round) => box.left + ((round - first) / (last - first)) * (width - box.left - box.right);
+  const y = (value) => height - box.bottom - (Math.min(Math.max(value, 0), high) / high) * (height - box.top - box.bottom);
+  const label = `Accuracy over rounds: ${series.map((s) => `${s.label} ends at ${percent(s.mean.at(-1), 1)}`).join(", ")}`;
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
+  for (const mark of ticks(0, high, 5)) {
+    picture.append(
+      svg("line", { class: "axis", x1: box.left, x2: width - box.right, y1: y(mark), y2: y(mark) }),
+      svg("text", { x: box.left - 7, y: y(mark) + 4, "text-anchor": "end" }, percent(mark)),
+    );
+  }
+  for (const mark of ticks(first, last, width / 110)) {
+    if (Number.isInteger(mark)) picture.append(svg("text", { x: x(mark), y: height - 16, "text-anchor": "middle" }, `${mark}`));
+  }
+  picture.append(svg("text", { x: (box.left + width) / 2, y: height - 2, "text-anchor": "middle" }, "round"));
+  const path = (rounds, values) => rounds.map((round, i) => `${x(round).toFixed(1)},${y(values[i]).toFixed(1)}`);
+  for (const s of series.filter((s) => s.spread.some((v) => v > 0))) {
+    const upper = path(s.rounds, s.mean.map((m, i) => m + s.spread[i]));
+    const lower = path(s.rounds, s.mean.map((m, i) => m - s.spread[i])).reverse();
+    picture.append(svg("path", { d: `M${[...upper, ...lower].join("L")}Z`, fill: colourOf(s.index), opacity: 0.14 }));
+  }
+  for (const s of series) {
+    const line = { fill: "none", stroke: colourOf(s.index), "stroke-width": 2, "stroke-linejoin": "round" };
+    picture.append(svg("path", { d: `M${path(s.rounds, s.mean).join("L")}`, ...line, "stroke-dasharray": dashOf(s.index) }));
+  }
+  const hair = svg("line", { class: "hair", y1: box.top, y2: height - box.bottom, visibility: "hidden" });
+  picture.append(hair);
+  plot.replaceChildren(picture);
+  const rounds = [...new Set(series.flatMap((s) => s.rounds))].sort((a, b) => a - b);
+  probe(plot, picture, {
+    columns: rounds.length,
+    rows: 1,
+    mark: false,
+    cell: (column) => ({ x: x(rounds[column]), y: box.top, w: 0, h: 40 }),
+    at(px) {
+      let nearest = 0;
+      rounds.forEach((round, i) => { if (Math.abs(x(round) - px) < Math.abs(x(rounds[nearest]) - px)) nearest = i; });
+      return [nearest, 0];
+    },
+    tell(column) {
+      hair.setAttribute("visibility", column === null ? "hidden" : "visible");
+      if (column === null) return "";
+      hair.setAttribute("x1", x(rounds[column]));
+      hair.setAttribute("x2", x(rounds[column]));
+      const found = series.map((s) => ({ s, i: s.rounds.indexOf(rounds[column]) })).filter(({ i }) => i >= 0);
+      found.sort((a, b) => b.s.mean[b.i] - a.s.mean[a.i]);
+      const lines = found.map(({ s, i }) => `${s.label}: ${percent(s.mean[i], 1)}${s.spread[i] ? ` ±${points(s.spread[i])}` : ""}`);
+      return [`round ${rounds[column]}`, ...lines].join("\n");
+    },
+  });
+}
+
+// Draw one distribution under another on a common axis: rows of { label, index, counts, quartiles, number }.
+function ridges(plot, edges, rows) {
+  const [width, each, bottom] = [Math.max(plot.clientWidth, 160), 66, 36]; // the first 20 of each row are for its name
+  const height = rows.length * each + bottom;
+  const [left, right] = [8, 12];
+  const x = (value) => left + (value / edges.at(-1)) * (width - left - right);
+  const label = `Round forgetting: ${rows.map((r) => `${r.label}, median ${points(r.quartiles[1])} points`).join("; ")}`;
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
+  for (const mark of ticks(0, edges.at(-1), width / 90)) {
+    picture.append(
+      svg("line", { class: "axis", x1: x(mark), x2: x(mark), y1: 0, y2: height - bottom }),
+      svg("text", { x: x(mark), y: height - bottom + 15, "text-anchor": "middle" }, points(mark)),
+    );
+  }
+  const words = "points lost per class, from one round to the next";
+  picture.append(svg("text", { x: width / 2, y: height - 4, "text-anchor": "middle" }, words));
+  rows.forEach((row, i) => {
+    const floor = (i + 1) * each - 8;
+    const tallest = Math.max(...row.counts, 1);
+    const steps = row.counts.flatMap((count, b) => {
+      const level = (floor - (count / tallest) * (each - 28)).toFixed(1);
+      return [`${x(edges[b]).toFixed(1)},${level}`, `${x(edges[b + 1]).toFixed(1)},${level}`];
+    });
+    const area = `M${x(0)},${floor}L${steps.join("L")}L${x(edges.at(-1))},${floor}Z`;
+    picture.append(svg("path", { d: area, fill: colourOf(row.index), opacity: 0.45 }));
+    const [low, middle, high] = row.quartiles;
+    if (!missing(middle)) {
+      const line = { stroke: colourOf(row.index), "stroke-width": 3, "stroke-linecap": "round" };
+      picture.append(
+        svg("line", { x1: x(low), x2: x(high), y1: floor, y2: floor, ...line }),
+        svg("circle", { cx: x(middle), cy: floor, r: 5, fill: colourOf(row.index) }),
+      );
+    }
+    const told = `${row.label} · median ${points(middle)}, worst ${points(row.largest)}`;
+    picture.append(svg("text", { class: "strong", x: left, y: floor - each + 22 }, told));
+  });
+  plot.replaceChildren(picture);
+  probe(plot, picture, {
+    columns: edges.length - 1,
+    rows: rows.length,
+    cell: (column, row) => ({ x: x(edges[column]), y: row * each + 19, w: x(edges[1]) - x(0), h: each - 27 }),
+    at: (px, py) => {
+      const [column, row] = [Math.floor((px - left) / (x(edges[1]) - x(0))), Math.floor(py / each)];
+      return column >= 0 && column < edges.length - 1 && row < rows.length ? [column, row] : null;
+    },
+    tell: (column, row) =>
+      column === null
+        ? ""
+        : `${rows[row].label}\n${rows[row].counts[column]} of ${rows[row].number} rounds lost ` +
+          `${(edges[column] * 100).toFixed(1)} ${column < edges.length - 2 ? `to ${(edges[column + 1] * 100).toFixed(1)} points` : "points or more"}`,
+  });
+}
