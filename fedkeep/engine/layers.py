@@ -8,18 +8,15 @@ usual way.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-
-try:
-    from fedkeep.engine import kernels
-except ImportError:  # Triton comes with torch's CUDA builds, and with them alone
-    kernels = None  # type: ignore[assignment]
 
 _Ctx = Any
 
@@ -32,8 +29,8 @@ def mapped(fn: Callable[..., Any], *trees: Any) -> Any:
 
 def available(device: torch.device, dtype: torch.dtype, autocast: torch.dtype | None, tf32: bool) -> bool:
     """Say whether the kernels serve this computation: on a GPU with Triton, in TF32 or half precision."""
-    if kernels is None or device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
+        return False  # Triton comes with torch's CUDA builds
     return autocast is not None or (dtype == torch.float32 and tf32) or dtype in (torch.bfloat16, torch.float16)
 
 
@@ -44,6 +41,14 @@ class _Layers(TorchFunctionMode):
         own = _OWN.get(func)
         out = own(*args, **(kwargs or {})) if own else None
         return func(*args, **(kwargs or {})) if out is None else out
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Import the kernels, and Triton with them, when they are needed."""
+    from fedkeep.engine import kernels
+
+    return kernels
 
 
 def _batched(*tensors: Tensor | None) -> bool:
@@ -155,10 +160,10 @@ class _Conv2d(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Ctx, x: Tensor, w: Tensor, b: Tensor | None, stride: int, pad: tuple[int, int]) -> Tensor:
-        x, w = kernels.nearest(x), kernels.nearest(w)
+        x, w = _kernels().nearest(x), _kernels().nearest(w)
         ctx.save_for_backward(x, w)
         ctx.stride, ctx.pad = stride, pad
-        y = kernels.convolve(_last(x), _window_first(w), None if b is None else b.contiguous(), stride, pad)
+        y = _kernels().convolve(_last(x), _window_first(w), None if b is None else b.contiguous(), stride, pad)
         return _first(y)
 
     @staticmethod
@@ -166,14 +171,14 @@ class _Conv2d(torch.autograd.Function):
         x, w = ctx.saved_tensors
         needed, stride, pad = ctx.needs_input_grad, ctx.stride, ctx.pad
         plain = _last(dy).contiguous()
-        above = kernels.nearest(plain)
+        above = _kernels().nearest(plain)
         dx = dw = db = None
         if needed[0]:
-            dx = _first(kernels.input_gradient(above, _window_first(w), tuple(x.shape[3:]), stride, pad))
+            dx = _first(_kernels().input_gradient(above, _window_first(w), tuple(x.shape[3:]), stride, pad))
         if needed[1]:
-            dw = kernels.weight_gradient(_last(x), above, tuple(w.shape[3:]), stride, pad).permute(0, 4, 3, 1, 2)
+            dw = _kernels().weight_gradient(_last(x), above, tuple(w.shape[3:]), stride, pad).permute(0, 4, 3, 1, 2)
         if needed[2]:
-            db = kernels.bias_gradient(plain)
+            db = _kernels().bias_gradient(plain)
         return dx, dw, db, None, None
 
 
@@ -184,7 +189,7 @@ class _MaxPool2d(torch.autograd.Function):
     def forward(ctx: _Ctx, x: Tensor, size: int) -> Tensor:
         last = _last(x).contiguous()
         ctx.size, ctx.shape = size, last.shape
-        y, where = kernels.pool(last.flatten(0, 1), size)
+        y, where = _kernels().pool(last.flatten(0, 1), size)
         ctx.save_for_backward(where)
         return _first(y.view(*last.shape[:2], *y.shape[1:]))
 
@@ -192,7 +197,7 @@ class _MaxPool2d(torch.autograd.Function):
     def backward(ctx: _Ctx, dy: Tensor) -> Any:
         (where,) = ctx.saved_tensors
         K, B, H, W, C = ctx.shape
-        dx = kernels.pool_gradient(_last(dy).contiguous().flatten(0, 1), where, (K * B, H, W, C), ctx.size)
+        dx = _kernels().pool_gradient(_last(dy).contiguous().flatten(0, 1), where, (K * B, H, W, C), ctx.size)
         return _first(dx.view(ctx.shape)), None
 
 
