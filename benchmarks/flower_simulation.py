@@ -49,6 +49,7 @@ import fedkeep as fk
 
 HERE = Path(__file__).resolve().parent
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+FAIR = {"RAY_worker_niceness": "0"}  # else Ray's workers yield to whatever else runs, its own driver included
 
 
 @dataclass
@@ -103,7 +104,7 @@ def flower(python: str, ours: fk.Simulation, initial: dict[str, np.ndarray], job
         np.savez(place / "model.npz", *initial.values())
         training = {"epochs": EPOCHS, "batch": BATCH, "lr": LR, "momentum": MOMENTUM}
         job = {**job, "folder": folder, "clients": len(clients), "training": training}
-        environment = {**os.environ, **QUIET, "FLWR_HOME": folder}
+        environment = {**os.environ, **QUIET, **FAIR, "FLWR_HOME": folder}
         began = time.time()
         with open(place / "log", "w+") as log:
             command = [python, str(HERE / "flower_app.py"), json.dumps(job)]
