@@ -1,6 +1,6 @@
 """How long a round takes: fedkeep beside Flower's own simulation (its Ray backend).
 
-    python benchmarks/flower_simulation.py [--cohorts 10,100] [--rounds 4] [--flower-python PATH]
+    python benchmarks/flower_simulation.py [--cohorts 10,100] [--rounds 4] [--threads 2] [--flower-python PATH]
 
 `make bench-flower` sets up both environments and runs it. Flower has one of its own, .venv-flower, because it pins
 packages that fedkeep also uses:
@@ -90,7 +90,16 @@ def one_round(one: PlainScript | fk.Simulation) -> float:
 def start_up(name: str, cohort: int) -> float:
     """Return the seconds that a new process of ours needs until its first round is done."""
     began = time.time()
-    command = [sys.executable, __file__, "--first", name, "--cohorts", str(cohort)]
+    command = [
+        sys.executable,
+        __file__,
+        "--first",
+        name,
+        "--cohorts",
+        str(cohort),
+        "--threads",
+        str(torch.get_num_threads()),
+    ]
     return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout) - began
 
 
@@ -155,8 +164,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="between and after Flower's runs, and in each of those")
     parser.add_argument("--flower-python", default=str(HERE.parent / ".venv-flower" / "bin" / "python"))
     parser.add_argument("--client-cpus", default="1,0.5", help="cores for a client of Flower's, each in its own run")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch, for fedkeep and plain")
     parser.add_argument("--first", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     cohorts = [int(cohort) for cohort in args.cohorts.split(",")]
     if args.first:
         one_round(contenders(cohorts[0])[args.first])
