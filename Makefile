@@ -1,12 +1,12 @@
 # make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes; writes a page)
-# make bench  prints the speed of a round beside a plain script's, and what a large population costs
+# make bench  prints the speed of a round beside a plain script's and Flower's simulation, and how it grows
 # make test   sets it up and runs lint, types, tests, and the packaged wheel in an environment of its own
 PYTHON ?= python3
 VENV   ?= .venv
 PIP_ARGS ?=
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo test lint types unit package bench format clean
+.PHONY: help setup demo test lint types unit package bench bench-flower format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -39,7 +39,18 @@ package: setup
 
 bench: setup
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/population.py
+	$(MAKE) bench-flower
+
+# Flower pins packages that fedkeep uses too, so it has an environment of its own
+.venv-flower/.ready: constraints.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt 'flwr[simulation]>=1.41,<1.43' torch
+	touch $@
+
+bench-flower: setup .venv-flower/.ready
+	$(BIN)/python benchmarks/flower_simulation.py --flower-python .venv-flower/bin/python
 
 format: setup
 	$(BIN)/ruff check --fix .

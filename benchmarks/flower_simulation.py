@@ -111,7 +111,7 @@ def flower(python: str, ours: fk.Simulation, initial: dict[str, np.ndarray], job
         held = {"indices": clients.indices, "offsets": clients.offsets}
         np.savez(place / "federation.npz", x=data.x_train.numpy(), y=data.y_train.numpy(), **held)
         np.savez(place / "model.npz", *initial.values())
-        training = {"epochs": EPOCHS, "batch": BATCH, "lr": LR, "momentum": MOMENTUM}
+        training = {"epochs": EPOCHS, "batch": BATCH["digits"], "lr": LR, "momentum": MOMENTUM}
         job = {**job, "folder": folder, "clients": len(clients), "training": training}
         environment = {**os.environ, **QUIET, **FAIR, "FLWR_HOME": folder}
         began = time.time()
@@ -133,7 +133,7 @@ def flower(python: str, ours: fk.Simulation, initial: dict[str, np.ndarray], job
 
 def measure(cohort: int, rounds: int, python: str, cpus: int, client_cpus: list[float]) -> dict[str, Measured]:
     """Time everyone with this cohort, ours before and after each of Flower's runs."""
-    running = contenders(cohort)
+    running = contenders("digits", cohort)
     found = {name: Measured() for name in running}
     ours = running["loop"]
     initial = {name: value.numpy().copy() for name, value in weights(running["plain script"]).items()}
@@ -170,7 +170,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     cohorts = [int(cohort) for cohort in args.cohorts.split(",")]
     if args.first:
-        one_round(contenders(cohorts[0])[args.first])
+        one_round(contenders("digits", cohorts[0])[args.first])
         print(time.time())
         return
     if not shutil.which(args.flower_python):
@@ -181,7 +181,8 @@ def main() -> None:
     theirs = subprocess.run([args.flower_python, "-c", versions], stdout=subprocess.PIPE, text=True, check=True).stdout
     print(f"fedkeep: torch {torch.__version__}, {torch.get_num_threads()} threads; Flower: {theirs.strip()}")
     print(f"{platform.machine()}, {cpus} cores, load average {os.getloadavg()[0]:.1f} at the start")
-    print(f"digits, MLP 64-64-10, FedNTD, {EPOCHS} epochs, batch {BATCH}; accuracy after round {args.rounds + 1}")
+    how = f"{EPOCHS} epochs, batch {BATCH['digits']}"
+    print(f"digits, MLP 64-64-10, FedNTD, {how}; accuracy after round {args.rounds + 1}")
     for cohort in cohorts:
         found = measure(cohort, args.rounds, args.flower_python, cpus, shares)
         best = min(one.median for name, one in found.items() if name.startswith("Flower"))

@@ -87,6 +87,12 @@ def simulation(name: str, cohort: int, engine: str) -> fk.Simulation:
     return fk.Simulation(fk.methods.FedNTD(), model, data, clients, fk.Settings(engine=engine, **common))
 
 
+def contenders(name: str, cohort: int) -> dict[str, PlainScript | fk.Simulation]:
+    """Set up every way to run the same federation in this process."""
+    script = PlainScript(*problem(name, cohort), BATCH[name])
+    return {"plain script": script, **{engine: simulation(name, cohort, engine) for engine in ("loop", "stacked")}}
+
+
 def timed(step: Callable[[], Any]) -> float:
     """Return the seconds a call takes."""
     began = time.perf_counter()
@@ -132,9 +138,8 @@ def main() -> None:
         for cohort in [int(cohort) for cohort in args.cohorts.split(",")]:
             if name == "mnist" and cohort > 10:
                 continue
-            script = PlainScript(*problem(name, cohort), BATCH[name])
-            steps = {"plain script": script.round}
-            steps |= {engine: simulation(name, cohort, engine).step for engine in ("loop", "stacked")}
+            running = contenders(name, cohort)
+            steps = {who: one.round if isinstance(one, PlainScript) else one.step for who, one in running.items()}
             seconds: dict[str, list[float]] = {}
             for turn in range(args.rounds + 1):
                 for who, step in steps.items():

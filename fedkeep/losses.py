@@ -21,7 +21,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Return -log softmax(z)[y], [B, C] and [B] -> [B]."""
-    return F.cross_entropy(logits, y, reduction="none")
+    return -F.log_softmax(logits, dim=-1).gather(-1, y[:, None]).squeeze(-1)
 
 
 def kl(student: Tensor, teacher: Tensor, tau: float = 1.0) -> Tensor:

@@ -7,6 +7,7 @@ methods are compared on the same cohorts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -31,17 +32,27 @@ def _rng(purpose: int, *key: int) -> np.random.Generator:
 class Plan:
     """One client's round. S steps of at most B examples; a step's examples come first, padding after them."""
 
+    key: tuple[int, int, int]  # seed, round, client
+    n: int  # examples of the client
     index: np.ndarray  # [S, B] positions among the client's own examples
     size: np.ndarray  # [S] how many of them are real
-    noise: np.ndarray  # [n] a uniform number per example, for `draw`
     augment: dict[str, np.ndarray]  # [S, B] each
-    seed: int  # for modules that are random themselves (dropout)
     per_epoch: int  # steps of one pass
 
     @property
     def steps(self) -> int:
         """The number of local steps."""
         return len(self.index)
+
+    @cached_property
+    def noise(self) -> np.ndarray:
+        """[n], a uniform number per example, for `draw`."""
+        return _rng(_NOISE, *self.key).random(self.n)
+
+    @cached_property
+    def seed(self) -> int:
+        """For modules that are random themselves (dropout)."""
+        return int(_stream(_MODULE, *self.key).generate_state(1)[0])
 
     @property
     def mask(self) -> np.ndarray:
@@ -76,11 +87,11 @@ def make_plan(
     size[:, -1] = n - width * (per_epoch - 1)
     steps = epochs * per_epoch
     return Plan(
+        key=key,
+        n=n,
         index=index.reshape(steps, width),
         size=size.reshape(steps),
-        noise=_rng(_NOISE, *key).random(n),
         augment=augment.draw(_rng(_AUGMENT, *key), steps, width, image) if augment else {},
-        seed=int(_stream(_MODULE, *key).generate_state(1)[0]),
         per_epoch=per_epoch,
     )
 

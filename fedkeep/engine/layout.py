@@ -23,16 +23,13 @@ class Layout:
         self.live = np.searchsorted(-self.steps, -np.arange(S), side="left").tolist()  # how many train in each step
         self.sizes = [len(job.examples) for job in jobs]
         starts = np.cumsum([0, *self.sizes[:-1]])
-        longest = max(self.sizes)
         place, at = np.zeros((S, K, B), dtype=np.int64), np.zeros((S, K, B), dtype=np.int64)
         mask = np.zeros((S, K, B), dtype=bool)
         augment = {key: np.zeros((S, K, B), dtype=np.int64) for key in jobs[0].plan.augment}
-        noise = np.zeros((K, longest))
         for k, job in enumerate(jobs):
             s, b = job.plan.index.shape
             place[:s, k, :b], mask[:s, k, :b] = job.plan.index + starts[k], job.plan.mask
             at[:s, k, :b] = job.examples[job.plan.index]
-            noise[k, : self.sizes[k]] = job.plan.noise
             for key, value in job.plan.augment.items():
                 augment[key][:s, k, :b] = value
 
@@ -44,5 +41,11 @@ class Layout:
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
         self.start = put(starts)
-        self.noise = put(noise)
-        self.valid = put(np.arange(longest) < np.array(self.sizes)[:, None])
+        self.jobs = jobs
+
+    def valid_and_noise(self) -> tuple[Tensor, Tensor]:
+        """Lay out, over a padded axis of examples, which ones are real and their uniform numbers: [K, longest]."""
+        valid = np.arange(max(self.sizes)) < np.array(self.sizes)[:, None]
+        noise = np.zeros(valid.shape)
+        noise[valid] = np.concatenate([job.plan.noise for job in self.jobs])
+        return torch.from_numpy(valid).to(self.start.device), torch.from_numpy(noise).to(self.start.device)

@@ -79,13 +79,16 @@ class Stacked:
         """Take step s with the first `active` clients, in place; from `sure` on they may have finished before."""
         local = self.local
         running = {part: held[part] for part in ("params", "state", "local", "drawn")}
-        running = tree.take(running, slice(active))
+        if active < held["losses"].shape[1]:
+            running = tree.take(running, slice(active))
         plan = tree.map(lambda t: _row(t, s, active), held["plan"])
         batch = {**self._batch(plan, plan["augment"]), **running["drawn"]}
         if local.notes_once:
             batch["note"] = tree.take(held["notes"], plan["place"])
-        unsure = tree.take({part: running[part] for part in ("params", "state")}, slice(sure, active))
-        before = tree.map(torch.clone, unsure) if sure < active else {}
+        unsure: Tree = {}
+        if sure < active:
+            unsure = tree.take({part: running[part] for part in ("params", "state")}, slice(sure, active))
+        before = tree.map(torch.clone, unsure)
         losses = local.step(
             running["params"], running["state"], batch, held["shared"], running["local"], lr, each=self.each
         )
@@ -126,13 +129,14 @@ class Stacked:
             return {}
         pad = nn.utils.rnn.pad_sequence
         y = pad([self.y[own] for own in cohort.own], batch_first=True)
+        valid, noise = cohort.valid_and_noise()
         padded = tree.map(lambda t: pad(list(torch.split(t, cohort.sizes)), batch_first=True), notes)
         named = stacked(
             lambda f, y, v, u, n: method.draw(task, shared, f, y, v, u, n),
             facts,
             y,
-            cohort.valid,
-            cohort.noise.to(task.dtype),
+            valid,
+            noise.to(task.dtype),
             padded,
         )
         if named is None:
