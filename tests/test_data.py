@@ -512,6 +512,8 @@ def test_sampling_is_not_the_stream_of_client_0(monkeypatch):
     monkeypatch.setattr(plans, "_stream", recorded)
     sample_cohort(1, 2, 100, 10)
     plans.server_seed(1, 2)
-    make_plan(1, 2, 0, 30, 1, 8, AUGMENT, (8, 8))
-    assert len(states) == 6  # sampling, server; order, noise, augmentation, module
+    plan = make_plan(1, 2, 0, 30, 1, 8, AUGMENT, (8, 8))
+    assert len(plan.noise) == 30
+    assert plan.seed >= 0
+    assert len(states) == 6  # sampling, server; order, augmentation, noise, module
     assert len(set(states)) == 6
