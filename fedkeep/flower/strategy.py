@@ -1,0 +1,352 @@
+"""The server half: a Flower Strategy around the very `aggregate` that the simulation runs.
+
+A round is asked for, collected and checked before anything changes; then it is applied, recorded and saved at once.
+Where too few good replies came, the same round is asked for again, of those that are still missing. What a client does
+in a round is a function of the round, so that it does not matter how often it was asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from torch import Tensor
+
+from fedkeep import losses, tree
+from fedkeep.data.plan import sample_cohort, server_seed
+from fedkeep.engine import device
+from fedkeep.engine.finite import check_server
+from fedkeep.engine.rounds import _tree
+from fedkeep.errors import FedkeepError
+from fedkeep.flower import checks, protocol, wire
+from fedkeep.flower.checks import Limits, Refused
+from fedkeep.flower.nodes import UNAVAILABLE, Nodes, last_line, sender
+from fedkeep.flower.protocol import Ask
+from fedkeep.flower.serving import Bench, set_up
+from fedkeep.history import Record
+from fedkeep.method import Cohort, FedAvg
+from fedkeep.tree import Tree
+
+log = logging.getLogger("fedkeep")
+
+POLL = 3.0  # seconds between looks for nodes that are still to come
+
+
+@dataclass
+class Pending:
+    """A round that is not applied yet."""
+
+    number: int
+    sampled: list[int]
+    began: float
+    sent: list[Message] = field(default_factory=list)  # of the last attempt
+    uploads: dict[int, Tree] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)  # clients without examples
+    fresh: set[int] = field(default_factory=set)  # clients that came back without their state
+    failed: dict[int, str] = field(default_factory=dict)  # why a client's update is missing
+    refused: set[int] = field(default_factory=set)  # clients that are not asked again in this round
+    bytes_down: int = 0
+    server: Tree | None = None  # what the aggregation made, until it is applied
+
+    def missing(self) -> list[int]:
+        """Return the clients to ask, or to ask again."""
+        done = {*self.uploads, *self.skipped, *self.refused}
+        return [client for client in self.sampled if client not in done]
+
+
+class Strategy(FlowerStrategy):
+    """Runs a method of fedkeep over a Flower grid; `start` is as every Flower strategy's.
+
+    `num_clients` is how many clients there are in all: sampling, plans and some methods count on it. `data_fn()` returns
+    what the server tests with, (x, y), or a data set with a test part and, for the methods that need one, a public
+    part. With `run_dir` every round is written there, and a strategy that is started again goes on from it. The
+    settings are those of `fedkeep.simulate`.
+
+    A round waits at most `timeout` seconds for its replies, and is applied with at least `min_replies` good ones (a
+    share of the sampled clients, or a number); with fewer it is asked for again, `attempts` times in all.
+    """
+
+    def __init__(
+        self,
+        method: FedAvg | str,
+        model_fn: Callable[[], torch.nn.Module],
+        *,
+        num_clients: int,
+        data_fn: Callable[[], Any] | None = None,
+        n_classes: int | None = None,
+        run_dir: Any = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+        timeout: float = 600.0,
+        min_replies: float | int = 0.5,
+        attempts: int = 3,
+        patience: float = 120.0,
+        limits: Limits | None = None,
+        run_config: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.timeout, self.attempts, self.patience = _positive("timeout", timeout), attempts, patience
+        self.min_replies, self.limits = min_replies, limits or Limits()
+        config = run_config or {}
+        self.bench: Bench = set_up(
+            protocol.chosen_method(method, config),
+            protocol.chosen_settings(settings, config),
+            model_fn,
+            num_clients,
+            data_fn,
+            n_classes,
+            run_dir,
+            criterion,
+        )
+        self.nodes = Nodes(num_clients, patience)
+        self.form: checks.Form | None = None
+        self.pending: Pending | None = None
+
+    # What Flower calls
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run to the last round. A run folder's checkpoint comes before `initial_arrays`."""
+        from fedkeep.flower.driving import drive
+
+        return drive(self, self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask the round's clients that are still missing, each with its own message."""
+        bench, number = self.bench, self.bench.round + 1
+        if self.pending is None or self.pending.number != number:
+            sampled = sample_cohort(bench.settings.seed, number, bench.n_clients, bench.cohort_size).tolist()
+            self.pending = Pending(number, sampled, time.perf_counter())
+        pending = self.pending
+        self._collect(self.nodes.collect_late(grid), None)
+        self._wait_for_nodes(grid)
+        shared = _tree(bench.method, "broadcast", bench.method.broadcast(bench.server))
+        asked = [k for k in pending.missing() if k in self.nodes.of_client]
+        for client in pending.missing():
+            if client not in self.nodes.of_client:
+                pending.failed[client] = "not connected"
+        busy = [k for k in asked if self.nodes.of_client[k] in self.nodes.busy]
+        pending.failed.update({k: "still busy with an earlier round" for k in busy})
+        pending.sent = [self._message(k, shared, config) for k in asked if k not in busy]
+        pending.bytes_down += tree.nbytes(shared) * len(pending.sent)
+        return pending.sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies and aggregate, if there are enough; what comes of it counts once it is applied."""
+        pending, bench = self.pending, self.bench
+        if pending is None:
+            raise FedkeepError("aggregate_train comes after configure_train")
+        self._collect(list(replies), pending.sent)
+        for client, why in checks.odd_ones(pending.uploads, self.form).items():
+            self._refuse(client, why)
+        if not self._enough():
+            return None, None
+        cohort = sorted(pending.uploads)
+        pending.server = bench.server
+        if cohort:
+            self.form = checks.form(pending.uploads[cohort[0]])
+            uploads = tree.stack([tree.to(pending.uploads[k], bench.task.device) for k in cohort])
+            seed = server_seed(bench.settings.seed, pending.number)
+            with device.numerics(bench.settings, bench.threads):
+                made = bench.method.aggregate(
+                    bench.task, bench.server, uploads, Cohort(tuple(cohort), pending.number, seed)
+                )
+            pending.server = tree.detach(_tree(bench.method, "aggregate", made))
+            check_server(pending.number, pending.server)
+        else:
+            log.warning("round %d: none of the sampled clients has any examples; nothing changes", pending.number)
+        return self.arrays(pending.server), MetricRecord({"replies": len(cohort)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask nobody: the server tests, and what clients hold stays with them."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """There is nothing to aggregate."""
+        return None
+
+    def summary(self) -> None:
+        """Log what is run."""
+        bench = self.bench
+        log.info("%s over %d clients, %d a round", bench.method, bench.n_clients, bench.cohort_size)
+
+    # What the driver calls
+
+    def arrays(self, server: Tree | None = None) -> ArrayRecord:
+        """Return the weights as Flower's arrays."""
+        params = (server or self.bench.server)["params"]
+        return ArrayRecord({name: wire.to_array(leaf) for name, leaf in sorted(tree.flatten(params).items())})
+
+    def commit(self, arrays: ArrayRecord | None = None) -> Record:
+        """Apply the aggregated round: the one place where the server's tree changes. Test, record and save it.
+
+        `arrays` are the weights after a wrapper (Flower's differential privacy) has changed them.
+        """
+        pending, bench = self.pending, self.bench
+        if pending is None or pending.server is None:
+            raise FedkeepError("there is no aggregated round to apply")
+        cohort = sorted(pending.uploads)
+        told = [pending.losses[k] for k in cohort if k in pending.losses]
+        record: Record = {
+            "round": pending.number,
+            "lr": bench.settings.lr_in(pending.number),
+            "cohort": cohort,
+            "skipped": sorted(pending.skipped),
+            "bytes_down": pending.bytes_down,
+            "bytes_up": sum(tree.nbytes(upload) for upload in pending.uploads.values()),
+            "train_loss": sum(told) / len(told) if told and len(told) == len(cohort) else None,
+        }
+        failed = {str(k): why for k, why in sorted(pending.failed.items()) if k not in cohort}
+        if failed:
+            record["failed"] = failed
+        if pending.fresh:
+            record["fresh"] = sorted(pending.fresh)
+        server = pending.server
+        if arrays is not None:
+            server = {**server, "params": tree.to(_weights(arrays), bench.task.device)}
+        bench.apply(server, cohort, record, pending.began)
+        self.pending = None
+        return record
+
+    # Within
+
+    def _message(self, client: int, shared: Tree, config: Mapping[str, Any]) -> Message:
+        bench = self.bench
+        ask = Ask(
+            bench.run,
+            bench.round + 1,
+            client,
+            bench.visits.rounds.get(client, 0),
+            bench.settings.lr_in(bench.round + 1),
+            bench.n_clients,
+            bench.task.n_classes,
+            bench.constants,
+            protocol.describe(bench.method),
+            protocol.pack_settings(bench.settings),
+        )
+        content: RecordDict = wire.to_records(shared, {**config, **ask.to_config()})
+        node, ttl = self.nodes.of_client[client], 2 * self.timeout
+        return Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(ask.round))
+
+    def _wait_for_nodes(self, grid: Grid) -> None:
+        """Wait until enough of the sampled clients are there: before the first round, all of them."""
+        assert self.pending is not None
+        deadline = time.monotonic() + self.patience
+        while True:
+            self.nodes.refresh(grid)
+            there = [k for k in self.pending.missing() if k in self.nodes.of_client]
+            first = self.bench.round == self.bench.begun_at and not self.pending.failed
+            wanted = len(self.pending.missing()) if first else self._needed() - len(self.pending.uploads)
+            if len(there) >= wanted or time.monotonic() > deadline:
+                return
+            self.nodes.refused.clear()  # who was refused may have been put right
+            time.sleep(min(POLL, self.patience))
+
+    def _needed(self) -> int:
+        assert self.pending is not None
+        size = len(self.pending.sampled) - len(self.pending.skipped)
+        share = self.min_replies
+        return min(size, max(1, share if isinstance(share, int) else -int(-share * size // 1)))
+
+    def _enough(self) -> bool:
+        pending, needed = self.pending, self._needed()
+        assert pending is not None
+        if len(pending.uploads) >= needed:
+            return True
+        told = "; ".join(f"client {k}: {why}" for k, why in sorted(pending.failed.items()))
+        log.warning("round %d: %d good replies, %d are needed (%s)", pending.number, len(pending.uploads), needed, told)
+        return False
+
+    def _collect(self, replies: list[Message], sent: list[Message] | None) -> None:
+        """Take in what nodes said; `sent` is None for answers to an earlier attempt."""
+        pending = self.pending
+        assert pending is not None
+        answered = set()
+        for reply in replies:
+            node = sender(reply, sent) if sent is not None else int(reply.metadata.src_node_id)
+            client = self.nodes.client(node) if node is not None else None
+            if node is None or client is None:
+                continue
+            answered.add(node)
+            if reply.has_error():
+                if reply.error.code == UNAVAILABLE:
+                    self.nodes.forget(node)
+                if sent is not None:
+                    self._fail(client, last_line(reply.error.reason))
+                continue
+            try:
+                self._take(client, reply.content)
+            except Refused as error:
+                self._refuse(client, str(error))
+        for message in sent or []:
+            node = int(message.metadata.dst_node_id)
+            if node not in answered and (client := self.nodes.client(node)) is not None:
+                self.nodes.busy[node] = message.metadata.message_id
+                self._fail(client, f"no reply within {self.timeout:g} seconds")
+
+    def _take(self, client: int, content: RecordDict) -> None:
+        """Check one client's reply and keep what it holds, if it is of this round."""
+        pending = self.pending
+        assert pending is not None
+        said = content.config_records.get(wire.CONFIG)
+        if said is None or said.get("client") != client:
+            raise Refused("its reply does not say that it is this client's")
+        if said.get("round") != pending.number or client not in pending.missing():
+            return
+        if said.get("empty"):
+            pending.skipped.add(client)
+        else:
+            pending.uploads[client] = checks.unpacked(content, self.bench.params, self.limits)
+            if isinstance(loss := said.get("loss"), float):
+                pending.losses[client] = loss
+            if said.get("fresh"):
+                pending.fresh.add(client)
+                log.warning("client %d came back without its state and was treated as new", client)
+        pending.failed.pop(client, None)
+
+    def _fail(self, client: int, why: str) -> None:
+        assert self.pending is not None
+        self.pending.failed[client] = why
+        log.warning("round %d, client %d: %s", self.pending.number, client, why)
+
+    def _refuse(self, client: int, why: str) -> None:
+        assert self.pending is not None
+        node = self.nodes.of_client.get(client)
+        self.pending.uploads.pop(client, None)
+        self.pending.refused.add(client)
+        self.pending.failed[client] = f"its update was refused: {why}"
+        log.warning(
+            "round %d: the update of client %d (node %s) was refused: %s", self.pending.number, client, node, why
+        )
+
+
+def _weights(arrays: ArrayRecord) -> Tree:
+    return tree.unflatten({name: wire.from_array(array) for name, array in arrays.items()})
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise FedkeepError(f"{name} must be a finite number of seconds above 0, not {value!r}")
+    return value
