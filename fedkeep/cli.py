@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedkeep
+from fedkeep import cli_flower
 from fedkeep.errors import Diverged, FedkeepError, LostPeer
 from fedkeep.history import History
 from fedkeep.method import FedAvg
@@ -37,6 +38,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(cli_flower.app, name="flower")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

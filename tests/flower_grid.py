@@ -1,4 +1,4 @@
-"""A Flower grid in one process: the real apps and messages, serialised and back, with faults where a test wants them."""
+"""A Flower grid in one process: the real apps and messages, through bytes, with faults where a test wants them."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_a_round_that_fails_for_good_changes_nothing_and_can_be_gone_on_with(thr
     for one in grid.nodes.values():
         one.fault = fault
     strategy = strategy_of(three, method, run_dir=tmp_path / "run", attempts=2)
-    with pytest.raises(RunError, match="round 2 was asked for 2 times.*client 0"):
+    with pytest.raises(RunError, match=r"round 2 was asked for 2 times.*client 0"):
         strategy.start(grid)
     assert strategy.bench.round == 1
     for one in grid.nodes.values():

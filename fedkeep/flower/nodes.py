@@ -41,9 +41,8 @@ class Nodes:
             return
         asked = [Message(wire.to_records({}), node, f"{MessageType.QUERY}.{protocol.QUERY}") for node in new]
         for reply in grid.send_and_receive(asked, timeout=self.patience):
-            node = sender(reply, asked)
-            if node is not None:
-                self._enter(node, reply)
+            if (found := sender(reply, asked)) is not None:
+                self._enter(found, reply)
 
     def forget(self, node: int) -> None:
         """Drop a node that did not answer as one should; if it is still there, it is asked again who it is."""

@@ -62,7 +62,7 @@ def server_app(
             data_fn=data,
             criterion=criterion,
             run_config=config,
-            **{**options, **said},  # type: ignore[arg-type]
+            **{**options, **said},
         )
         drive(strategy, wrap(strategy) if wrap else strategy, grid)
 

@@ -144,7 +144,7 @@ class Strategy(FlowerStrategy):
             if client not in self.nodes.of_client:
                 pending.failed[client] = "not connected"
         busy = [k for k in asked if self.nodes.of_client[k] in self.nodes.busy]
-        pending.failed.update({k: "still busy with an earlier round" for k in busy})
+        pending.failed.update(dict.fromkeys(busy, "still busy with an earlier round"))
         pending.sent = [self._message(k, shared, config) for k in asked if k not in busy]
         pending.bytes_down += tree.nbytes(shared) * len(pending.sent)
         return pending.sent
