@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -64,24 +65,22 @@ class Federation:
         (self.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{said}\n')
 
     def start(self, name: str, *command: str) -> subprocess.Popen:
-        log = open(self.folder / f"{name}.log", "ab")
-        process = subprocess.Popen(
-            [str(BIN / command[0]), *command[1:]],
-            env=self.env,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=self.folder,
-            start_new_session=True,
-        )
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                env=self.env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                start_new_session=True,
+            )
         self.processes[name] = process
         return process
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
         process = self.processes[name]
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
-        except ProcessLookupError:
-            pass
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -157,7 +156,9 @@ class Federation:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def everything(self) -> str:
-        return "\n".join(f"== {path.stem}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log"))
+        return "\n".join(
+            f"== {path.stem}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log")
+        )
 
 
 def app_copy(folder: Path, example: str = "flower") -> Path:

@@ -66,10 +66,10 @@ class Pending:
 class Strategy(FlowerStrategy):
     """Runs a method of fedkeep over a Flower grid; `start` is as every Flower strategy's.
 
-    `num_clients` is how many clients there are in all: sampling, plans and some methods count on it. `data_fn()` returns
-    what the server tests with, (x, y), or a data set with a test part and, for the methods that need one, a public
-    part. With `run_dir` every round is written there, and a strategy that is started again goes on from it. The
-    settings are those of `fedkeep.simulate`.
+    `num_clients` is how many clients there are in all: sampling, plans and some methods count on it. `data_fn()`
+    returns what the server tests with, (x, y), or a data set with a test part and, for the methods that need one, a
+    public part. With `run_dir` every round is written there, and a strategy that is started again goes on from it.
+    The settings are those of `fedkeep.simulate`.
 
     A round waits at most `timeout` seconds for its replies, and is applied with at least `min_replies` good ones (a
     share of the sampled clients, or a number); with fewer it is asked for again, `attempts` times in all.
