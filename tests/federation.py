@@ -55,8 +55,6 @@ class Federation:
 
     def __exit__(self, *exc: object) -> None:
         for name in list(self.processes):
-            self.kill(name, signal.SIGTERM)
-        for name in list(self.processes):
             self.kill(name)
 
     def connect(self) -> None:

@@ -13,7 +13,7 @@ import fedkeep as fk
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
 
 from conftest import same
-from federation import Federation, app_copy
+from federation import Federation, app_copy, free_port
 from test_federation_smoke import simulated
 
 pytestmark = pytest.mark.federation
@@ -152,3 +152,30 @@ def test_tls_and_authentication_as_documented_and_an_unknown_node_is_turned_away
         federation.wait("the first round", lambda: len(federation.rounds()) == 2, 200)
         federation.wait("the stranger's end", lambda: federation.processes["stranger"].poll() is not None, 90)
         assert federation.rounds()[1]["cohort"] == [0, 1]
+
+
+@pytest.mark.parametrize("example", ["flower", "flower-images"])
+def test_an_example_starts_with_the_commands_of_its_readme(tmp_path: Path, example: str) -> None:
+    """As written, but for the installation and the ports, which may be taken."""
+    app = app_copy(tmp_path, example)
+    blocks = re.findall(r"```sh\n(.*?)```", (app / "README.md").read_text(), flags=re.DOTALL)
+    script = "\n".join(line for line in "\n".join(blocks).splitlines() if not line.startswith("pip install"))
+    for port in ("9100", "9101", "9102"):
+        script = script.replace(port, str(free_port()))
+    with Federation(tmp_path / "own") as federation:
+        environment = {**federation.env, "PIP_NO_INDEX": "1"}
+        with open(tmp_path / "readme.log", "w") as log:
+            process = subprocess.Popen(
+                ["bash", "-c", script], cwd=app, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        federation.processes["readme"] = process
+        try:
+            process.wait(timeout=400)
+        finally:
+            said = (tmp_path / "readme.log").read_text()
+        assert "what would leave this node" in said, said
+        assert process.returncode == 0, said
+    [run] = (app / "runs").iterdir()
+    history = fk.load_run(run)
+    assert len(history.records) == history.about["train"]["rounds"] + 1, said
+    assert "accuracy" in said

@@ -68,12 +68,12 @@ def test_central_differential_privacy_with_fixed_clipping(three: Problem, side: 
 
 
 def test_a_method_that_moves_more_than_weights_is_refused_by_the_mod(three: Problem) -> None:
-    with pytest.raises(RunError, match="exactly one ArrayRecord|expected.*ArrayRecord|ArrayRecord"):
+    with pytest.raises(RunError, match="expects exactly one ArrayRecord"):
         federation(three, fk.methods.get("scaffold")(), [LocalDpMod(0.01, 0.0, 1.0, 1e-5)], rounds=1)
 
 
 def test_adaptive_clipping_and_secure_aggregation_do_not_work(three: Problem) -> None:
-    with pytest.raises((RunError, KeyError)):
+    with pytest.raises(RunError, match="too few clients answered"):
         federation(
             three,
             fk.methods.FedNTD(),
@@ -81,5 +81,5 @@ def test_adaptive_clipping_and_secure_aggregation_do_not_work(three: Problem) ->
             lambda s: DifferentialPrivacyClientSideAdaptiveClipping(s, 0.1, 3),
             rounds=1,
         )
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match="secaggplus_configs"):
         federation(three, fk.methods.FedNTD(), [secaggplus_mod], rounds=1)

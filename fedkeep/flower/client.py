@@ -11,6 +11,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from fedkeep import losses, tree
 from fedkeep.data.augment import Inputs
@@ -44,7 +45,7 @@ class Examples:
 
     @classmethod
     def of(cls, given: Any, settings: Settings, place: torch.device) -> Examples:
-        """Take what a `data_fn` returned: (x, y), or a data set whose training part is this node's."""
+        """Take what a `data_fn` returned: (x, y), a torch data set, or one of ours, whose training part counts."""
         data = given if isinstance(given, Dataset) else _checked(given)
         if settings.augment and data.image is None:
             raise DataError(f"augmentation needs images [channels, height, width], not examples of {data.input_shape}")
@@ -195,11 +196,11 @@ def client_app(
     """Make the ClientApp of a federation.
 
     `method` is one of `fedkeep.methods`, or its name; the run's config may say another (`method.name`, `method.beta`).
-    `model_fn()` makes the model. `data_fn(context)` returns this node's own examples: (x, y), or a data set of
-    `fedkeep.data` whose training part they are. Which client this node is, its config says: `client-id`. So it does
-    where state is kept (`state-dir`), on which device it computes (`device`), which methods it takes part in
-    (`methods`). `mods` are Flower's, around training. What leaves the node is what the method's `finish` uploads,
-    and with `report_loss` the mean training loss.
+    `model_fn()` makes the model. `data_fn(context)` returns this node's own examples: (x, y), a torch DataLoader or
+    data set of such, or a data set of `fedkeep.data` whose training part they are. Which client this node is, its
+    config says: `client-id`. So it does where state is kept (`state-dir`), on which device it computes (`device`), and
+    which methods it takes part in (`methods`). `mods` are Flower's, around training. What leaves the node is what the
+    method's `finish` uploads, and with `report_loss` the mean training loss.
     """
     app = FedkeepClientApp()
     app.node = node = Node(method, model_fn, data_fn, criterion, report_loss)
@@ -210,14 +211,29 @@ def client_app(
 
 def _checked(given: Any) -> Dataset:
     """Check arrays as a data set's are; they stand in for its test part too, which nobody looks at."""
+    if hasattr(given, "dataset"):  # a torch DataLoader: its batches are made anew, as the plan says
+        given = given.dataset
     try:
-        x, y = given
+        x, y = _gathered(given) if hasattr(given, "__getitem__") and not isinstance(given, tuple | list) else given
     except (TypeError, ValueError):
         raise DataError(f"data_fn must return (x, y) or a fedkeep.data.Dataset, not {type(given).__name__}") from None
     if not len(y):
         return Dataset(x, torch.zeros(0, dtype=torch.long), x, torch.zeros(0, dtype=torch.long), 0)
     n_classes = max(2, int(torch.as_tensor(y).max()) + 1)
     return from_arrays(x, y, x, y, n_classes=n_classes)
+
+
+def _gathered(examples: Any) -> tuple[Any, Any]:
+    """Read a torch data set of (x, y) pairs, or of dicts with a label, to its end."""
+    batch = default_collate([examples[k] for k in range(len(examples))])
+    if not isinstance(batch, dict):
+        x, y = batch
+        return x, y
+    label = next((key for key in ("label", "labels", "target", "y") if key in batch), None)
+    if label is None:
+        raise DataError(f"an example holds {', '.join(map(str, batch))}, and no label, labels, target or y")
+    rest = {key: value for key, value in batch.items() if key != label and isinstance(value, Tensor)}
+    return (rest if len(rest) > 1 else next(iter(rest.values()))), batch[label]
 
 
 def _check(task: Task, examples: Examples, ask: Ask) -> None:

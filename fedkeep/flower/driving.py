@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -32,15 +31,15 @@ def drive(
     num_rounds: int | None = None,
     timeout: float | None = None,
     train_config: ConfigRecord | None = None,
+    evaluate_config: ConfigRecord | None = None,
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
 ) -> Result:
     """Run every round through `outer`: the strategy itself, or one of Flower's wrappers around it.
 
     Nothing is applied, recorded or saved before `outer` has had its say, so that what a wrapper adds is in all of it.
     """
-    bench = inner.bench
-    if num_rounds is not None:
-        bench.settings = replace(bench.settings, rounds=num_rounds)
+    bench, config = inner.bench, train_config or ConfigRecord()
+    bench.retune({**config, **({} if num_rounds is None else {"rounds": num_rounds})})
     inner.timeout = timeout or inner.timeout
     outer.summary()
     if initial_arrays is not None and not bench.history.records:
@@ -50,12 +49,16 @@ def drive(
         bench.begin()
         _seen(inner, result, bench.history.records[-1], evaluate_fn)
         while bench.round < bench.settings.rounds:
-            record = _round(inner, outer, grid, train_config or ConfigRecord())
+            record = _round(inner, outer, grid, config)
             log.info(told(record, bench.settings.rounds))
             _seen(inner, result, record, evaluate_fn)
+            asked = list(outer.configure_evaluate(bench.round, ArrayRecord(), evaluate_config or ConfigRecord(), grid))
+            if asked:
+                found = outer.aggregate_evaluate(bench.round, grid.send_and_receive(asked, timeout=inner.timeout))
+                result.evaluate_metrics_clientapp[bench.round] = found or MetricRecord()
     finally:
         bench.close()
-    result.arrays = ArrayRecord(bench.task.module(bench.params).state_dict())
+    result.arrays = bench.state_dict()
     return result
 
 
@@ -69,7 +72,7 @@ def _round(inner: Strategy, outer: FlowerStrategy, grid: Grid, config: ConfigRec
         made, _ = outer.aggregate_train(number, replies)
         if made is not None:
             return inner.commit(None if outer is inner else made)
-    why = "; ".join(f"client {k}: {w}" for k, w in sorted(inner.pending.failed.items())) if inner.pending else ""
+    why = inner.pending.why() if inner.pending else ""
     raise RunError(
         f"round {number} was asked for {inner.attempts} times, and too few clients answered ({why}); what was saved is "
         "intact: start the app again to go on from there"
@@ -100,8 +103,7 @@ def _seen(
         metrics["accuracy"] = float(forgetting.accuracy(record["confusion"]))
         metrics["loss"] = record["test_loss"]
     if evaluate_fn is not None:
-        state = ArrayRecord(inner.bench.task.module(inner.bench.params).state_dict())
-        metrics.update(evaluate_fn(record["round"], state) or {})
+        metrics.update(evaluate_fn(record["round"], inner.bench.state_dict()) or {})
     if len(metrics):
         result.evaluate_metrics_serverapp[record["round"]] = metrics
     if record.get("train_loss") is not None:

@@ -6,12 +6,13 @@ import logging
 import platform
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 import fedkeep
@@ -64,17 +65,29 @@ class Bench:
         """How many clients a round samples."""
         return self.settings.cohort_size(self.n_clients)
 
+    def retune(self, config: Mapping[str, Any]) -> None:
+        """Take over the settings that a strategy's `start` is given; what else is in its config is the app's own."""
+        told = {key.replace("-", "_"): value for key, value in config.items()}
+        known = {key: value for key, value in told.items() if key in Settings.__dataclass_fields__}
+        if self.folder and {key for key in known if known[key] != getattr(self.settings, key)} - {"rounds"}:
+            raise RunError("with a run folder, give the settings to Strategy, not to start: the folder records them")
+        self.settings = replace(self.settings, **known)
+
     def begin(self) -> None:
         """Record the untrained model, where nothing is recorded yet."""
         if not self.history.records:
             self._record({"round": 0, **self.evaluate()})
             self._save()
 
-    def apply(self, server: Tree, cohort: list[int], record: Record, began: float) -> None:
+    def state_dict(self) -> ArrayRecord:
+        """Return the whole model, buffers too, as Flower's arrays."""
+        return ArrayRecord(self.task.module(self.params).state_dict())
+
+    def apply(self, server: Tree, record: Record, began: float) -> None:
         """Make a round count: take over its outcome, test it, write it down, save it."""
         number = record["round"]
         self.server = server
-        for client in cohort:
+        for client in record["cohort"]:
             self.visits.put(client, {}, number)
         every = self.settings.eval_every
         if number % every == 0 or number == self.settings.rounds:

@@ -8,9 +8,9 @@ in a round is a function of the round, so that it does not matter how often it w
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,8 +27,9 @@ from fedkeep.engine.finite import check_server
 from fedkeep.engine.rounds import _tree
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import checks, protocol, wire
-from fedkeep.flower.checks import Limits, Refused
-from fedkeep.flower.nodes import UNAVAILABLE, Nodes, last_line, sender
+from fedkeep.flower.checks import Limits
+from fedkeep.flower.collecting import Pending
+from fedkeep.flower.nodes import Nodes
 from fedkeep.flower.protocol import Ask
 from fedkeep.flower.serving import Bench, set_up
 from fedkeep.history import Record
@@ -40,29 +41,6 @@ log = logging.getLogger("fedkeep")
 POLL = 3.0  # seconds between looks for nodes that are still to come
 
 
-@dataclass
-class Pending:
-    """A round that is not applied yet."""
-
-    number: int
-    sampled: list[int]
-    began: float
-    sent: list[Message] = field(default_factory=list)  # of the last attempt
-    uploads: dict[int, Tree] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
-    skipped: set[int] = field(default_factory=set)  # clients without examples
-    fresh: set[int] = field(default_factory=set)  # clients that came back without their state
-    failed: dict[int, str] = field(default_factory=dict)  # why a client's update is missing
-    refused: set[int] = field(default_factory=set)  # clients that are not asked again in this round
-    bytes_down: int = 0
-    server: Tree | None = None  # what the aggregation made, until it is applied
-
-    def missing(self) -> list[int]:
-        """Return the clients to ask, or to ask again."""
-        done = {*self.uploads, *self.skipped, *self.refused}
-        return [client for client in self.sampled if client not in done]
-
-
 class Strategy(FlowerStrategy):
     """Runs a method of fedkeep over a Flower grid; `start` is as every Flower strategy's.
 
@@ -72,7 +50,8 @@ class Strategy(FlowerStrategy):
     The settings are those of `fedkeep.simulate`.
 
     A round waits at most `timeout` seconds for its replies, and is applied with at least `min_replies` good ones (a
-    share of the sampled clients, or a number); with fewer it is asked for again, `attempts` times in all.
+    share of the sampled clients, or a number); with fewer it is asked for again, `attempts` times in all. With
+    `fraction_evaluate` that share of the connected nodes also runs the app's own `@app.evaluate()` after every round.
     """
 
     def __init__(
@@ -90,11 +69,13 @@ class Strategy(FlowerStrategy):
         attempts: int = 3,
         patience: float = 120.0,
         limits: Limits | None = None,
+        fraction_evaluate: float = 0.0,
         run_config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.timeout, self.attempts, self.patience = _positive("timeout", timeout), attempts, patience
         self.min_replies, self.limits = min_replies, limits or Limits()
+        self.fraction_evaluate = fraction_evaluate
         config = run_config or {}
         self.bench: Bench = set_up(
             protocol.chosen_method(method, config),
@@ -125,7 +106,7 @@ class Strategy(FlowerStrategy):
         """Run to the last round. A run folder's checkpoint comes before `initial_arrays`."""
         from fedkeep.flower.driving import drive
 
-        return drive(self, self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
+        return drive(self, self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -136,16 +117,16 @@ class Strategy(FlowerStrategy):
             sampled = sample_cohort(bench.settings.seed, number, bench.n_clients, bench.cohort_size).tolist()
             self.pending = Pending(number, sampled, time.perf_counter())
         pending = self.pending
-        self._collect(self.nodes.collect_late(grid), None)
+        late = self.nodes.collect_late(grid)
+        pending.collect(late, self.nodes, bench.params, self.limits, late=True)
         self._wait_for_nodes(grid)
         shared = _tree(bench.method, "broadcast", bench.method.broadcast(bench.server))
-        asked = [k for k in pending.missing() if k in self.nodes.of_client]
-        for client in pending.missing():
-            if client not in self.nodes.of_client:
-                pending.failed[client] = "not connected"
-        busy = [k for k in asked if self.nodes.of_client[k] in self.nodes.busy]
+        absent = [k for k in pending.missing() if k not in self.nodes.of_client]
+        busy = [k for k in pending.missing() if self.nodes.of_client.get(k) in self.nodes.busy]
+        pending.failed.update(dict.fromkeys(absent, "not connected"))
         pending.failed.update(dict.fromkeys(busy, "still busy with an earlier round"))
-        pending.sent = [self._message(k, shared, config) for k in asked if k not in busy]
+        asked = [k for k in pending.missing() if k not in absent and k not in busy]
+        pending.sent = [self._message(k, shared, config) for k in asked]
         pending.bytes_down += tree.nbytes(shared) * len(pending.sent)
         return pending.sent
 
@@ -156,10 +137,14 @@ class Strategy(FlowerStrategy):
         pending, bench = self.pending, self.bench
         if pending is None:
             raise FedkeepError("aggregate_train comes after configure_train")
-        self._collect(list(replies), pending.sent)
+        came = list(replies)
+        pending.collect(came, self.nodes, bench.params, self.limits, late=False)
+        pending.note_silence(came, self.nodes, self.timeout)
         for client, why in checks.odd_ones(pending.uploads, self.form).items():
-            self._refuse(client, why)
-        if not self._enough():
+            pending.refuse(client, self.nodes, why)
+        found, needed = len(pending.uploads), pending.needed(self.min_replies)
+        if found < needed:
+            log.warning("round %d: %d good replies, %d are needed (%s)", pending.number, found, needed, pending.why())
             return None, None
         cohort = sorted(pending.uploads)
         pending.server = bench.server
@@ -180,12 +165,22 @@ class Strategy(FlowerStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask nobody: the server tests, and what clients hold stays with them."""
-        return []
+        """Ask connected nodes to run the app's own evaluation, where `fraction_evaluate` says so."""
+        there = sorted(self.nodes.of_client)
+        asked = there[: math.ceil(self.fraction_evaluate * len(there) - 1e-9)]
+        content = RecordDict({"arrays": self.bench.state_dict(), "config": config})
+        return [Message(content, self.nodes.of_client[k], MessageType.EVALUATE) for k in asked]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """There is nothing to aggregate."""
-        return None
+        """Average what the app's own evaluation said, by the examples that each node says it has."""
+        good = [reply.content.metric_records for reply in replies if reply.has_content()]
+        metrics: list[dict[str, Any]] = [dict(next(iter(one.values()))) for one in good if one]
+        weights = [float(m.pop("num-examples", 1.0)) for m in metrics]
+        names = [key for key in (metrics[0] if metrics else {}) if all(isinstance(m.get(key), float) for m in metrics)]
+        if not names or not sum(weights) > 0:
+            return None
+        pairs = list(zip(weights, metrics, strict=True))
+        return MetricRecord({key: sum(w * m[key] for w, m in pairs) / sum(weights) for key in names})
 
     def summary(self) -> None:
         """Log what is run."""
@@ -207,26 +202,11 @@ class Strategy(FlowerStrategy):
         pending, bench = self.pending, self.bench
         if pending is None or pending.server is None:
             raise FedkeepError("there is no aggregated round to apply")
-        cohort = sorted(pending.uploads)
-        told = [pending.losses[k] for k in cohort if k in pending.losses]
-        record: Record = {
-            "round": pending.number,
-            "lr": bench.settings.lr_in(pending.number),
-            "cohort": cohort,
-            "skipped": sorted(pending.skipped),
-            "bytes_down": pending.bytes_down,
-            "bytes_up": sum(tree.nbytes(upload) for upload in pending.uploads.values()),
-            "train_loss": sum(told) / len(told) if told and len(told) == len(cohort) else None,
-        }
-        failed = {str(k): why for k, why in sorted(pending.failed.items()) if k not in cohort}
-        if failed:
-            record["failed"] = failed
-        if pending.fresh:
-            record["fresh"] = sorted(pending.fresh)
+        record = pending.record(bench.settings.lr_in(pending.number))
         server = pending.server
         if arrays is not None:
             server = {**server, "params": tree.to(_weights(arrays), bench.task.device)}
-        bench.apply(server, cohort, record, pending.began)
+        bench.apply(server, record, pending.began)
         self.pending = None
         return record
 
@@ -258,88 +238,15 @@ class Strategy(FlowerStrategy):
             self.nodes.refresh(grid)
             there = [k for k in self.pending.missing() if k in self.nodes.of_client]
             first = self.bench.round == self.bench.begun_at and not self.pending.failed
-            wanted = len(self.pending.missing()) if first else self._needed() - len(self.pending.uploads)
+            wanted = (
+                len(self.pending.missing())
+                if first
+                else self.pending.needed(self.min_replies) - len(self.pending.uploads)
+            )
             if len(there) >= wanted or time.monotonic() > deadline:
                 return
             self.nodes.refused.clear()  # who was refused may have been put right
             time.sleep(min(POLL, self.patience))
-
-    def _needed(self) -> int:
-        assert self.pending is not None
-        size = len(self.pending.sampled) - len(self.pending.skipped)
-        share = self.min_replies
-        return min(size, max(1, share if isinstance(share, int) else -int(-share * size // 1)))
-
-    def _enough(self) -> bool:
-        pending, needed = self.pending, self._needed()
-        assert pending is not None
-        if len(pending.uploads) >= needed:
-            return True
-        told = "; ".join(f"client {k}: {why}" for k, why in sorted(pending.failed.items()))
-        log.warning("round %d: %d good replies, %d are needed (%s)", pending.number, len(pending.uploads), needed, told)
-        return False
-
-    def _collect(self, replies: list[Message], sent: list[Message] | None) -> None:
-        """Take in what nodes said; `sent` is None for answers to an earlier attempt."""
-        pending = self.pending
-        assert pending is not None
-        answered = set()
-        for reply in replies:
-            node = sender(reply, sent) if sent is not None else int(reply.metadata.src_node_id)
-            client = self.nodes.client(node) if node is not None else None
-            if node is None or client is None:
-                continue
-            answered.add(node)
-            if reply.has_error():
-                if reply.error.code == UNAVAILABLE:
-                    self.nodes.forget(node)
-                if sent is not None:
-                    self._fail(client, last_line(reply.error.reason))
-                continue
-            try:
-                self._take(client, reply.content)
-            except Refused as error:
-                self._refuse(client, str(error))
-        for message in sent or []:
-            node = int(message.metadata.dst_node_id)
-            if node not in answered and (client := self.nodes.client(node)) is not None:
-                self.nodes.busy[node] = message.metadata.message_id
-                self._fail(client, f"no reply within {self.timeout:g} seconds")
-
-    def _take(self, client: int, content: RecordDict) -> None:
-        """Check one client's reply and keep what it holds, if it is of this round."""
-        pending = self.pending
-        assert pending is not None
-        said = content.config_records.get(wire.CONFIG)
-        if said is None or said.get("client") != client:
-            raise Refused("its reply does not say that it is this client's")
-        if said.get("round") != pending.number or client not in pending.missing():
-            return
-        if said.get("empty"):
-            pending.skipped.add(client)
-        else:
-            pending.uploads[client] = checks.unpacked(content, self.bench.params, self.limits)
-            if isinstance(loss := said.get("loss"), float):
-                pending.losses[client] = loss
-            if said.get("fresh"):
-                pending.fresh.add(client)
-                log.warning("client %d came back without its state and was treated as new", client)
-        pending.failed.pop(client, None)
-
-    def _fail(self, client: int, why: str) -> None:
-        assert self.pending is not None
-        self.pending.failed[client] = why
-        log.warning("round %d, client %d: %s", self.pending.number, client, why)
-
-    def _refuse(self, client: int, why: str) -> None:
-        assert self.pending is not None
-        node = self.nodes.of_client.get(client)
-        self.pending.uploads.pop(client, None)
-        self.pending.refused.add(client)
-        self.pending.failed[client] = f"its update was refused: {why}"
-        log.warning(
-            "round %d: the update of client %d (node %s) was refused: %s", self.pending.number, client, node, why
-        )
 
 
 def _weights(arrays: ArrayRecord) -> Tree:

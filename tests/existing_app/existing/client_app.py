@@ -1,8 +1,9 @@
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
 from existing.task import Net, load_data
 from existing.task import test as test_fn
 from existing.task import train as train_fn
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
 app = ClientApp()
 

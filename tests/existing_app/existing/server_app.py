@@ -1,7 +1,8 @@
-from existing.task import Net
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+
+from existing.task import Net
 
 app = ServerApp()
 results = []
