@@ -176,10 +176,11 @@ def test_the_page_says_what_the_server_sees_of_each_method() -> None:
         (["dry-run", "nowhere"], "holds no Flower app"),
         (["dry-run", str(ROOT / "examples" / "flower"), "--node-config", "client-id=x"], "cannot be read"),
         (["dry-run", str(ROOT / "examples" / "flower"), "--run-config", "method.name='fedntf'"], "did you mean fedntd"),
+        (["dry-run", str(ROOT / "examples" / "flower-images")], "cannot read this node's examples: KeyError: 'data'"),
         (["new", "No Name"], "no name for an app"),
     ],
 )
-def test_bad_input_is_told_in_one_line(words: list[str], told: str) -> None:
+def test_bad_input_is_told_in_one_line(words: list[str], told: str, fresh_imports) -> None:
     done = CliRunner().invoke(command_line, ["flower", *words])
     assert isinstance(done.exception, fk.errors.FedkeepError)
     assert told in str(done.exception)

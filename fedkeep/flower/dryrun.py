@@ -16,7 +16,7 @@ from flwr.app import Context
 from fedkeep import tree
 from fedkeep.data.augment import Inputs
 from fedkeep.engine import device
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.flower import checks, protocol
 from fedkeep.flower.client import Examples, FedkeepClientApp, Node
 from fedkeep.flower.protocol import Ask
@@ -59,7 +59,7 @@ def look(node: Node, context: Context, epochs: int = 1) -> Look:
     settings = replace(protocol.chosen_settings({}, given), epochs=epochs, device=here)
     method = protocol.chosen_method(node.method, context.run_config)
     place = device.find(settings.device)
-    examples = Examples.of(node.data_fn(context), settings, place)
+    examples = Examples.of(_own(node, context), settings, place)
     if not len(examples.y):
         raise ConfigError("this node has no examples: it would be left out of every round")
     classes = _classes(node, settings, examples, place)
@@ -113,8 +113,8 @@ def load_app(folder: Path) -> tuple[Node, dict[str, Any]]:
     sys.path.insert(0, str(folder.resolve()))
     try:
         app = getattr(import_module(module), name, None)
-    except ImportError as error:
-        raise ConfigError(f"the app's {module} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"the app's {module} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(app, FedkeepClientApp):
         raise ConfigError(f"{module}:{name} is not made by fedkeep.flower.client_app")
     return app.node, flattened(about.get("config", {}))
@@ -145,6 +145,19 @@ def parsed(text: str) -> dict[str, Any]:
         return {key: tomllib.loads(f"v = {value}")["v"] for key, value in re.findall(_PAIR, text)}
     except tomllib.TOMLDecodeError:
         raise ConfigError(f"a value in {text!r} cannot be read; words are quoted, such as key='word'") from None
+
+
+def _own(node: Node, context: Context) -> Any:
+    """Return what the app's data_fn returns, or say in one line why it cannot."""
+    try:
+        return node.data_fn(context)
+    except FedkeepError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"the app's data_fn cannot read this node's examples: {type(error).__name__}: {why}"
+        ) from error
 
 
 def _classes(node: Node, settings: Any, examples: Examples, place: torch.device) -> int:
