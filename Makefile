@@ -1,12 +1,13 @@
 # make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes; writes a page)
 # make bench  prints the speed of a round beside a plain script's and Flower's simulation, and how it grows
 # make test   sets it up and runs lint, types, tests, and the packaged wheel in an environment of its own
+# make test-federation  starts real federations on this machine and breaks them (about ten minutes)
 PYTHON ?= python3
 VENV   ?= .venv
 PIP_ARGS ?=
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo test lint types unit package bench bench-flower format clean
+.PHONY: help setup demo test lint types unit package test-federation bench bench-flower format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -32,10 +33,13 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not package'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not package and not federation'
 
 package: setup
 	$(BIN)/python -m pytest -m package
+
+test-federation: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/test_federation.py
 
 bench: setup
 	$(BIN)/python benchmarks/rounds.py

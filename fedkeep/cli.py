@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedkeep
-from fedkeep import plain
+from fedkeep import cli_flower, plain
 from fedkeep.comparing import compare, show
 from fedkeep.errors import Diverged, FedkeepError, LostPeer
 from fedkeep.export import commands as export_commands
@@ -44,6 +44,7 @@ app = typer.Typer(
 
 app.command()(commands.report)
 app.command()(commands.watch)
+app.add_typer(cli_flower.app, name="flower")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

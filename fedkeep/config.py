@@ -340,6 +340,8 @@ def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iter
 def resume(path: Path, callbacks: Iterable[Callback] = ()) -> History:
     """Go on with the run in a folder, from its own experiment file."""
     about = read_experiment(path)
+    if about.get("made_by", {}).get("engine") == "flower":
+        raise ConfigError(f"{path} is a federation's: start its app again (flwr run) with this folder as its run-dir")
     try:
         experiment = Experiment.from_dict(about)
     except FedkeepError as error:

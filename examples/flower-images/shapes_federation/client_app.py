@@ -1,0 +1,6 @@
+"""What runs on the nodes."""
+
+from fedkeep.flower import client_app
+from shapes_federation.task import Net, node_data
+
+app = client_app(None, Net, node_data)  # the method is the config's

@@ -1,0 +1,1 @@
+"""A federation that keeps what it has learned."""

@@ -1,0 +1,21 @@
+"""The same methods in a real federation, on Flower.
+
+    app = fedkeep.flower.client_app("fedntd", model_fn, data_fn)      # on the nodes
+    app = fedkeep.flower.server_app("fedntd", model_fn, test_fn)      # on the server
+
+The client half calls the very `train_one` of the simulation, the server half the very `aggregate`; what differs is only
+how the trees travel between them.
+"""
+
+try:
+    import flwr  # noqa: F401
+except ImportError as error:
+    raise ImportError("fedkeep.flower needs Flower: pip install 'fedkeep[flower]'") from error
+
+from fedkeep.flower.checks import Limits
+from fedkeep.flower.client import client_app
+from fedkeep.flower.driving import drive
+from fedkeep.flower.server import server_app
+from fedkeep.flower.strategy import Strategy
+
+__all__ = ["Limits", "Strategy", "client_app", "drive", "server_app"]

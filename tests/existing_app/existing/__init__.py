@@ -1,0 +1,1 @@
+"""A Flower app as users have them: FedAvg, with a training loop of its own."""

@@ -1,0 +1,36 @@
+"""One real federation in every test run: processes on loopback, digits, FedNTD, the same weights as the simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedkeep as fk
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+
+from conftest import same
+from federation import Federation, app_copy
+
+
+@pytest.mark.federation_smoke
+def test_a_real_federation_gives_what_the_simulation_gives(tmp_path: Path) -> None:
+    with Federation(tmp_path) as federation:
+        federation.link()
+        for client in range(2):
+            federation.node(client)
+        run = federation.run(app_copy(tmp_path), **{"train.rounds": 2})
+        federation.wait("the second round", lambda: len(federation.rounds()) == 3, 150)
+        federation.wait("the run's end", lambda: "finished" in federation.status(run), 30)
+    history = fk.load_run(tmp_path / "run")
+    assert [r["cohort"] for r in history.records[1:]] == [[0, 1], [0, 1]]
+    assert same(simulated(rounds=2).params, history.params)
+
+
+def simulated(method: str = "fedntd", **changes) -> fk.History:
+    """The example's federation as a simulation."""
+    data = fk.data.load("digits", public=0.1)
+    clients = fk.data.partition.shards(data.y_train, n_clients=2, s=5, seed=0)
+    settings = {"participation": 1.0, "epochs": 2, "batch_size": 10, "lr": 0.05, "engine": "loop", **changes}
+    return fk.simulate(method, fk.models.build("mlp", (1, 8, 8), 10), data, clients, **settings)
