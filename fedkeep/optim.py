@@ -91,12 +91,15 @@ class Adam:
     weight_decay: float = 0.0
 
     def init(self, params: Tree) -> Tree:
-        """Make zero moments and a step counter."""
-        some: Tensor = tree.leaves(params)[0]
-        return {"m": tree.zeros_like(params), "v": tree.zeros_like(params), "t": some.new_zeros(())}
+        """Make zero moments and a step counter, in float32 where the weights are less precise."""
+        zeros = tree.map(lambda w: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)), params)
+        some: Tensor = tree.leaves(zeros)[0]
+        return {"m": zeros, "v": tree.zeros_like(zeros), "t": some.new_zeros(())}
 
     def update(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
         """Return w - lr * m_hat / (sqrt(v_hat) + eps)."""
+        given, precise = params, tree.leaves(state["m"])[0].dtype
+        grads, params = tree.to(grads, precise), tree.to(params, precise)
         if self.weight_decay:
             grads = tree.map(lambda g, w: g + self.weight_decay * w, grads, params)
         t = state["t"] + 1
@@ -104,7 +107,7 @@ class Adam:
         v = tree.map(lambda v, g: self.beta2 * v + (1 - self.beta2) * g * g, state["v"], grads)
         m_bias, v_bias = 1 - torch.pow(self.beta1, t), 1 - torch.pow(self.beta2, t)
         new = tree.map(lambda w, m, v: w - lr * (m / m_bias) / ((v / v_bias).sqrt() + self.eps), params, m, v)
-        return new, {"m": m, "v": v, "t": t}
+        return tree.map(lambda w, n: n.to(w.dtype), given, new), {"m": m, "v": v, "t": t}
 
     def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         """Write the new weights and moments over the old; all stacked clients are at the same step."""

@@ -130,6 +130,45 @@ def test_an_error_on_one_rank_is_told_once_and_in_one_line(tmp_path: Path) -> No
     assert "fedkeep/engine" not in said, "torchrun shows where it gave up, fedkeep no traceback"
 
 
+FAILING = """
+import dataclasses, sys
+sys.path[:0] = [{tests!r}]
+from conftest import make_problem
+import fedkeep as fk
+from fedkeep import tree
+
+@dataclasses.dataclass(frozen=True)
+class Server(fk.methods.FedAvg):
+    def aggregate(self, task, server, uploads, cohort):
+        return tree.map(lambda t: t / 0, super().aggregate(task, server, uploads, cohort))
+
+@dataclasses.dataclass(frozen=True)
+class Client(fk.methods.FedAvg):
+    def loss(self, task, params, batch, shared, local):
+        if fk.engine.ranks.here().rank == 1:
+            raise RuntimeError("the shapes do not fit: gr\u00f6\u00dfe " * 60)
+        return super().loss(task, params, batch, shared, local)
+
+for method in (Server(), Client(), fk.methods.FedAvg()):
+    try:
+        sim = make_problem(participation=1.0).simulation(method)
+        sim.run()
+        print("done", sim.ranks.rank, flush=True)
+    except Exception as error:
+        print(type(error).__name__, getattr(error, "round", "-"), str(error)[:60], flush=True)
+"""
+
+
+def test_an_error_on_any_rank_ends_the_run_on_all_and_the_next_one_works(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING.format(tests=str(Path(__file__).parent)))
+    said = finished(torchrun(2, str(tmp_path / "failing.py")))
+    assert said.count("Diverged 1 diverged in round 1, on the server") == 2, said
+    assert said.count("RuntimeError - the shapes do not fit") == 1, said
+    assert said.count("EngineError - rank 1 failed with RuntimeError: the shapes") == 1, said
+    assert "done 0" in said, said
+    assert "done 1" in said, said
+
+
 def test_work_is_divided_evenly_and_completely() -> None:
     rng = np.random.default_rng(0)
     for size in (1, 2, 5):

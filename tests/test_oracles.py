@@ -83,6 +83,17 @@ def test_optimisers_in_place_are_their_formulas(name: str, momentum: float, stac
     assert gap(state, kept) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_adam_learns_in_half_precision(dtype: torch.dtype) -> None:
+    """Its moments and its counter are float32: in bfloat16 0.999 is 1, in float16 1e-8 is 0."""
+    adam, w = fk.optim.make("adam", 0.9), {"w": torch.ones(3, dtype=dtype)}
+    state = adam.init(w)
+    for _ in range(20):
+        w, state = adam.update({"w": 2 * w["w"]}, state, w, 0.1)
+    assert w["w"].dtype == dtype
+    assert float(w["w"].abs().max()) < 0.5
+
+
 def test_effective_steps_are_the_displacement_of_a_constant_gradient() -> None:
     for momentum in (0.0, 0.5, 0.9):
         sgd = fk.optim.SGD(momentum)

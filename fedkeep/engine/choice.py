@@ -31,6 +31,7 @@ def choose_engine(name: str, tf32: bool, local: Local, x: Any, y: torch.Tensor, 
     own = layers.available(task.device, task.dtype, task.autocast, tf32)
     stopped_by = unstackable(task, two, stacked)
     if stopped_by is None:
+        own = own and unstackable(task, two, layers.mapped) is None
         return Stacked(local, x, y, layers.mapped if own else stacked)
     if y.device.type == "cuda" and unstackable(task, two, unrolled) is None:
         return Stacked(local, x, y, unrolled)

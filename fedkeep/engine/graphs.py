@@ -91,6 +91,8 @@ class Graphs:
         try:
             with _nothing_collected(), torch.cuda.graph(graph, pool=self.pool):
                 step()
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             self.works = False
             log.warning(

@@ -63,14 +63,15 @@ def _cast(*tensors: Tensor | None) -> list[Any]:
     return [None if t is None else t.to(to) for t in tensors]
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    x = input
     if x.ndim != 2 or not _batched(x, weight, bias):
         return None
     return _Mapped.apply(_Linear, *_cast(x, weight, bias))  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _conv2d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -78,7 +79,7 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    strides, dilations = _pair(stride), _pair(dilation)
+    x, strides, dilations = input, _pair(stride), _pair(dilation)
     if isinstance(padding, str) or groups != 1 or dilations != (1, 1) or strides[0] != strides[1] or x.ndim != 4:
         return None
     pad = _pair(padding)
@@ -88,7 +89,7 @@ def _conv2d(
 
 
 def _max_pool2d(
-    x: Tensor,
+    input: Tensor,
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -96,7 +97,7 @@ def _max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    size = _pair(kernel_size)
+    x, size = input, _pair(kernel_size)
     plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
     if not plain or size[0] != size[1] or size[0] > 15 or (stride and _pair(stride) != size) or x.ndim != 4:
         return None

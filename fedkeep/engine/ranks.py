@@ -30,6 +30,9 @@ _DTYPES = {str(t): t for t in (torch.float64, torch.float32, torch.float16, torc
                                torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
 
 
+_REPORT = 16_384  # bytes: an error's description fits in, with every letter escaped
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process among those of the run: number `rank` of `size`."""
@@ -44,7 +47,7 @@ class Ranks:
         return self.rank == 0
 
     def decide(self, function: Callable[[], Any]) -> Any:
-        """Call a function on rank 0 and return its value, plain data, on every rank; its FedkeepError too."""
+        """Call a function on rank 0 and return its value, plain data, on every rank; if it fails, all ranks do."""
         if self.size == 1:
             return function()
         said: Any = None
@@ -52,8 +55,8 @@ class Ranks:
         if self.first:
             try:
                 said = {"value": function()}
-            except FedkeepError as error:
-                said, failed = {"error": str(error), "kind": type(error).__name__}, error
+            except Exception as error:
+                said, failed = _told_of(error), error
         said = json.loads(self._broadcast_bytes(json.dumps(said).encode()))
         if failed is not None:
             raise failed
@@ -77,9 +80,9 @@ class Ranks:
             if isinstance(outcome, Exception):
                 raise outcome
             return [outcome]
+        self._agree(outcome)
+        assert not isinstance(outcome, Exception)
         with _told():
-            self._agree(outcome)
-            assert not isinstance(outcome, Exception)
             if not self.first:
                 self._send(outcome, 0)
                 return []
@@ -116,14 +119,13 @@ class Ranks:
 
     def _agree(self, outcome: Tree | Exception) -> None:
         """Raise on every rank if any rank has failed: its own error there, on the others one that names it."""
-        failed = isinstance(outcome, Exception)
-        text = json.dumps({"error": str(outcome)[:800], "kind": type(outcome).__name__}) if failed else ""
-        mine = torch.zeros(1024, dtype=torch.uint8)
-        if text:
-            data = text.encode()[:1024]
+        mine = torch.zeros(_REPORT, dtype=torch.uint8)
+        if isinstance(outcome, Exception):
+            data = json.dumps(_told_of(outcome)).encode()
             mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        every = [self._empty(1024) for _ in range(self.size)]
-        dist.all_gather(every, mine.to(self.carrier))
+        every = [self._empty(_REPORT) for _ in range(self.size)]
+        with _told():
+            dist.all_gather(every, mine.to(self.carrier))
         if isinstance(outcome, Exception):
             raise outcome
         for rank, one in enumerate(every):
@@ -191,13 +193,21 @@ def _told() -> Iterator[None]:
         ) from error
 
 
-def _remade(said: dict[str, str], rank: int = 0) -> FedkeepError:
+def _told_of(error: Exception) -> dict[str, Any]:
+    """Describe an error as plain data, short enough to be exchanged."""
+    fields = {k: v for k, v in vars(error).items() if isinstance(v, int | str)}
+    fields = {k: v[:400] if isinstance(v, str) else v for k, v in fields.items()}
+    return {"error": str(error)[:800], "kind": type(error).__name__, "fields": fields}
+
+
+def _remade(said: dict[str, Any], rank: int = 0) -> FedkeepError:
     """Make an error of another rank anew; one that is not fedkeep's own is told with its rank and kind."""
     kind = getattr(errors, said["kind"], None)
     if not isinstance(kind, type) or not issubclass(kind, FedkeepError):
         return EngineError(f"rank {rank} failed with {said['kind']}: {said['error']}")
     error: FedkeepError = kind.__new__(kind)
     error.args = (said["error"],)
+    vars(error).update({"client": None, "history": None, **said["fields"]} if kind is errors.Diverged else {})
     return error
 
 

@@ -36,7 +36,7 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-_EVALUATED = {"cpu": 1000, "cuda": 10_000}  # test examples in one pass, over all models evaluated at once
+_EVALUATED = 1 << 27  # bytes of inputs in one pass on a GPU, over all the models evaluated at once
 
 Callback = Callable[["Simulation", Record], None]
 
@@ -137,7 +137,7 @@ class Simulation:
         try:
             while self.round < self.settings.rounds and not self._stop:
                 self.step()
-                if self.folder and self.round % self.folder.checkpoint_every == 0:
+                if self.ranks.decide(self._checkpoint_is_due):
                     self._checkpoint()
         except Diverged as error:
             error.history = self.history
@@ -156,9 +156,13 @@ class Simulation:
         record = dict(self.ranks.decide(functools.partial(dict, record)))
         self.round = record["round"]
         self._record(record)
-        for callback in self.callbacks if self.ranks.first else ():
-            callback(self, record)
-        self._stop = bool(self.ranks.decide(lambda: self._stop))
+
+        def tell() -> bool:
+            for callback in self.callbacks:
+                callback(self, record)
+            return self._stop
+
+        self._stop = bool(self.ranks.decide(tell))
         return record
 
     def keep_in(self, folder: RunFolder) -> Simulation:
@@ -201,8 +205,7 @@ class Simulation:
         }
         if plans.cohort:
             parts = self._train(shared, plans, lr)
-            if self.ranks.first:
-                record.update(self._aggregate(parts, plans))
+            record.update(self.ranks.decide(lambda: self._aggregate(parts, plans)))
             self.server = self.ranks.broadcast(self.server, self.task.device)
         else:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", number)
@@ -212,7 +215,8 @@ class Simulation:
 
     def _train(self, shared: Tree, plans: _Plans, lr: float) -> list[Tree]:
         """Train this rank's share of the cohort; rank 0 is given every rank's."""
-        known = [{str(k): self.states[k] for k in share if k in self.states} for share in plans.shares]
+        known: list[Tree] = []
+        self.ranks.decide(lambda: known.extend(self._known(share) for share in plans.shares))
         states = self.ranks.scatter(known, self.task.device)
         outcome: Tree | Exception
         try:
@@ -224,6 +228,9 @@ class Simulation:
         if plans.round < self.settings.rounds:
             self._ahead = self._plan(plans.round + 1)  # a GPU may still be at work on this one
         return self.ranks.gather(outcome, self.task.device)
+
+    def _known(self, clients: list[int]) -> Tree:
+        return {str(k): self.states[k] for k in clients if k in self.states}
 
     def _in_chunks(self, shared: Tree, jobs: list[Job], lr: float) -> Iterator[tuple[list[Job], Trained]]:
         """Train as many clients at once as settings and memory allow."""
@@ -288,8 +295,10 @@ class Simulation:
         if here.type != "cuda":
             return True
         room = torch.cuda.get_device_properties(here).total_memory / 10
+        if state * len(self.clients) > room:
+            return False
         self.states.cache_bytes = max(self.states.cache_bytes, int(room))
-        return state * len(self.clients) <= room
+        return True
 
     def _engine(self, name: str) -> Loop | Stacked:
         return choose_engine(name, self.settings.tf32, self.local, self.x, self.y, self._probe)
@@ -297,12 +306,20 @@ class Simulation:
     def _record(self, record: Record) -> None:
         self.history.records.append(record)
         self.history.params = self.params
-        if self.folder:
-            self.folder.append(record)
+        self.ranks.decide(lambda: self.folder.append(record) if self.folder else None)
+
+    def _checkpoint_is_due(self) -> bool:
+        return self.folder is not None and self.round % self.folder.checkpoint_every == 0
 
     def _checkpoint(self) -> None:
-        if self.folder and self.folder.last != self.round:
-            self.folder.checkpoint(self.round, self.server, self.states)
+        folder = self.folder
+        self.ranks.decide(
+            lambda: (
+                folder.checkpoint(self.round, self.server, self.states)
+                if folder is not None and folder.last != self.round
+                else None
+            )
+        )
 
     def _due(self, every: int, number: int) -> bool:
         return bool(every) and (number % every == 0 or number == self.settings.rounds)
@@ -349,8 +366,13 @@ class Simulation:
         """Test the global model, every rank on its part of the test data."""
         part = self.ranks.slice(len(self.y_test))
         x, y = tree.take(self.x_test, part), self.y_test[part]
-        confusion, loss = evaluate(self.task, self.params, x, y, self._plain, chunk=self._at_a_time(1))
-        parts = self.ranks.gather({"confusion": confusion, "loss": loss}, self.task.device)
+        outcome: Tree | Exception
+        try:
+            confusion, loss = evaluate(self.task, self.params, x, y, self._plain, chunk=self._at_a_time(1))
+            outcome = {"confusion": confusion, "loss": loss}
+        except Exception as error:
+            outcome = error
+        parts = self.ranks.gather(outcome, self.task.device)
         if not parts:
             return {}
         confusion, loss = (torch.stack([one[key] for one in parts]).sum(0) for key in ("confusion", "loss"))
@@ -368,7 +390,9 @@ class Simulation:
         return confusion.diagonal(dim1=-2, dim2=-1)
 
     def _at_a_time(self, models: int) -> int:
-        return max(1, _EVALUATED.get(self.task.device.type, 1000) // models)
+        example = tree.nbytes(self._probe) // 2
+        most = 1000 if self.task.device.type == "cpu" else min(10_000, _EVALUATED // example)
+        return max(1, most // models)
 
 
 def _checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:

@@ -51,8 +51,9 @@ class Settings:
         for name in ("dtype", "autocast"):
             value = getattr(self, name)
             value = str(value).removeprefix("torch.") if value is not None else None
-            if value not in DTYPES and not (name == "autocast" and value is None):
-                raise FedkeepError(f"unknown {name} {value!r}: {nearest(str(value), DTYPES)}")
+            valid = DTYPES if name == "dtype" else ("bfloat16", "float16")
+            if value not in valid and not (name == "autocast" and value is None):
+                raise FedkeepError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
             object.__setattr__(self, name, value)
         for name, low in (
             ("rounds", 1),

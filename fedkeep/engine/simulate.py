@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import platform
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,8 @@ def simulate(
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder, whose experiment file says `about` it and all else that can be said."""
-    if not simulation.ranks.first:
-        return simulation.run()
-    with RunFolder.create(path, {**_described(simulation), **about, "made_by": _made_by(simulation)}) as folder:
-        return simulation.keep_in(folder).run()
+    whole = {**_described(simulation), **about, "made_by": _made_by(simulation)}
+    return _in_folder(simulation, lambda: RunFolder.create(path, whole))
 
 
 def go_on(
@@ -77,19 +76,23 @@ def go_on(
     The engine and the number of threads are those of the start, so that the outcome is the same to the last bit. With
     another number of processes it is the same to rounding.
     """
-    first = ranks.here()
-    made_by = first.decide(lambda: read_experiment(path))["made_by"]
+    group = ranks.here()
+    made_by = group.decide(lambda: read_experiment(path))["made_by"]
     settings = replace(settings, engine=made_by["engine"])
     simulation = Simulation(method, model, data, clients, settings, callbacks, criterion)
     for what, found in _fingerprints(simulation).items():
         if found != made_by[what]:
             raise RunError(f"{path} was started with another {what} than the one given now: it cannot go on with it")
-    if first.size == made_by.get("ranks", 1):
+    if group.size == made_by.get("ranks", 1):
         simulation.threads = made_by["threads"]
-    if not first.first:
+    return _in_folder(simulation, lambda: RunFolder.open(path))
+
+
+def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History:
+    """Run in a folder, which rank 0 alone makes and keeps."""
+    with ExitStack() as stack:
+        simulation.ranks.decide(lambda: simulation.keep_in(stack.enter_context(make())) and None)
         return simulation.run()
-    with RunFolder.open(path) as folder:
-        return simulation.keep_in(folder).run()
 
 
 def _described(simulation: Simulation) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep import tree
 from fedkeep.engine.graphs import Graphs
 from fedkeep.engine.layout import Layout
-from fedkeep.engine.local import Each, Job, Local, Trained, at_stage, stacked
+from fedkeep.engine.local import Each, Job, Local, Trained, at_stage, stacked, unrolled
 from fedkeep.task import Task, seeded
 from fedkeep.tree import Tree
 
@@ -145,7 +145,8 @@ class Stacked:
         at = cohort.examples[index + cohort.start[:, None]]
         inputs = local.inputs(tree.take(self.x, at.reshape(-1)))
         inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
-        note = stacked(lambda loc, x, y: local.note(shared, loc, x, y), mine, inputs, self.y[at])
+        each = unrolled if self.each is unrolled else stacked
+        note = each(lambda loc, x, y: local.note(shared, loc, x, y), mine, inputs, self.y[at])
         return {"drawn": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
 
     def _measure(self, params: Tree, shared: Tree, mine: Tree, cohort: Layout) -> Tree:
