@@ -1,7 +1,7 @@
 # make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes; writes a page)
 # make bench  prints the speed of a round beside a plain script's and Flower's simulation, and how it grows
 # make test   sets it up and runs lint, types, tests, and the packaged wheel in an environment of its own
-# make test-federation  starts real federations on this machine and breaks them (about ten minutes)
+# make test-federation  starts real federations on this machine and breaks them (about a quarter of an hour)
 PYTHON ?= python3
 VENV   ?= .venv
 PIP_ARGS ?=
