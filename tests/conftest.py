@@ -14,6 +14,7 @@ from fedkeep.engine.loop import Loop
 from fedkeep.testing import small_problem
 
 torch.set_num_threads(1)
+collect_ignore = ["existing_app"]  # an app for a test to change, not tests
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedkeep import describe
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
 
-from conftest import gap
+from conftest import same
 from flower_grid import MemoryGrid, SuperNode
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
@@ -31,16 +31,19 @@ PAGE = (ROOT / "docs" / "flower.md").read_text()
 
 @pytest.fixture
 def fresh_imports(monkeypatch: pytest.MonkeyPatch):
-    """Import an app from a folder, and forget it afterwards."""
-    before = set(sys.modules)
+    """Import an app from a folder: forget what another test or pytest's collection imported under its name."""
+
+    def forget() -> None:
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("existing", "shapes_federation", "digits_federation", "ward_7", "make_images"):
+                del sys.modules[name]
 
     def add(folder: Path) -> None:
         monkeypatch.syspath_prepend(str(folder))
 
+    forget()
     yield add
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] in ("existing", "shapes_federation", "digits_federation", "ward_7", "make_images"):
-            del sys.modules[name]
+    forget()
 
 
 def changed(app: Path) -> int:
@@ -78,6 +81,7 @@ def test_an_existing_flower_app_becomes_fedntd_by_five_lines_or_fewer(tmp_path: 
     assert 0 < changed(tmp_path / "app") <= 5
     fresh_imports(tmp_path / "app")
     result = run_existing(tmp_path)
+    assert Path(sys.modules["existing"].__file__).is_relative_to(tmp_path), "the changed app is the one that ran"
     assert result.evaluate_metrics_clientapp[3]["eval_acc"] > 0.2, "the app's own evaluation is still used"
     from existing.task import Net, load_data
 
@@ -88,7 +92,7 @@ def test_an_existing_flower_app_becomes_fedntd_by_five_lines_or_fewer(tmp_path: 
     clients = np.split(np.arange(len(y)), np.cumsum([len(p[1]) for p in parts])[:-1])
     data = fk.data.from_arrays(x, y, x[:50], y[:50], n_classes=10)
     alone = fk.simulate("fedntd", model, data, clients, participation=1.0, rounds=3, lr=0.05, engine="loop")
-    assert gap(alone.params, dict(result.arrays.to_torch_state_dict())) < 1e-5, "it is the simulation's FedNTD"
+    assert same(alone.params, dict(result.arrays.to_torch_state_dict())), "it is the simulation's FedNTD"
 
 
 def test_the_pages_python_runs(tmp_path: Path) -> None:
