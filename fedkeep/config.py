@@ -123,7 +123,7 @@ class Experiment(BaseModel):
         options = {
             name: p for name, p in inspect.signature(SPLITS[kind]).parameters.items() if name not in ("y", "ids")
         }
-        _known("split", given, ["kind", *options])
+        _known("split", given, ["kind", "validation", *options])
         missing = [name for name, p in options.items() if p.default is p.empty and name not in given]
         if missing:
             raise ConfigError(f"split.{missing[0]} is missing: {kind} needs it")
@@ -133,7 +133,8 @@ class Experiment(BaseModel):
         """Return the complete experiment, every default written out, as plain values."""
         train = asdict(self.train)
         train.pop("seed")
-        data = {"seed": self.seed, **self.data} if self.data.get("public") is not None else self.data
+        drawn = any(self.data.get(key) is not None for key in ("public", "public_ids"))
+        data = {"seed": self.seed, **self.data} if drawn else self.data
         split = self.split if self.split["kind"] == "by_id" else {"seed": self.seed, **self.split}
         return {
             "seed": self.seed,
@@ -149,12 +150,11 @@ class Experiment(BaseModel):
         """Load the data and divide it."""
         plain = self.to_dict()
         data = load(**plain["data"])
-        kind = plain["split"].pop("kind")
-        if kind != "by_id":
-            return data, SPLITS[kind](data.y_train, **plain["split"])
-        if data.ids is None:
+        kind, held = plain["split"].pop("kind"), plain["split"].pop("validation", 0.0)
+        if kind == "by_id" and data.ids is None:
             raise ConfigError(f"split.kind = 'by_id': the data set {data.name} does not say whose its examples are")
-        return data, partition.by_id(data.ids)
+        split = partition.by_id(data.ids) if kind == "by_id" else SPLITS[kind](data.y_train, **plain["split"])
+        return data, split.without(held, self.seed) if held else split
 
     def parts(self) -> tuple[FedAvg, nn.Module, Dataset, Partition, Settings]:
         """Make the method, the model, the data, the split and the settings."""

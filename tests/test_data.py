@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.data import Augment, Inputs, from_arrays, load, make_plan, sample_cohort
+from fedkeep.data import Augment, Dataset, Inputs, from_arrays, load, make_plan, sample_cohort
 from fedkeep.data import plan as plans
 from fedkeep.errors import DataError
 
@@ -517,3 +517,44 @@ def test_sampling_is_not_the_stream_of_client_0(monkeypatch):
     assert plan.seed >= 0
     assert len(states) == 6  # sampling, server; order, augmentation, noise, module
     assert len(set(states)) == 6
+
+
+def owned() -> Dataset:
+    """Five owners with 2, 4, 6, 8 and 10 examples."""
+    ids = np.repeat(list("abcde"), [2, 4, 6, 8, 10])
+    n = torch.arange(30)
+    return from_arrays(n[:, None], n % 3, n[:3, None], n[:3] % 3, ids=ids)
+
+
+def test_owners_with_few_examples_are_left_out() -> None:
+    left = owned().of_owners_with(6)
+    assert sorted(set(left.ids)) == ["c", "d", "e"]
+    assert left.x_train[:, 0].tolist() == list(range(6, 30))
+    for bad in (0, True, 2.5):
+        with pytest.raises(DataError, match="min_per_id"):
+            owned().of_owners_with(bad)
+    with pytest.raises(DataError, match="nobody"):
+        owned().of_owners_with(11)
+
+
+def test_a_public_part_made_of_whole_owners() -> None:
+    data = owned()
+    split = data.with_public(2, validation=0.25, seed=1, by_id=True)
+    left = set(split.ids)
+    assert len(left) == 3
+    taken = sorted(torch.cat([split.public.x, split.public.x_val])[:, 0].tolist())
+    assert taken == [i for i in range(30) if data.ids[i] not in left]
+    assert len(split.public.y_val) == round(0.25 * len(taken))
+    with pytest.raises(DataError, match="none would be left"):
+        data.with_public(5, by_id=True)
+    with pytest.raises(DataError, match="does not say whose"):
+        numbered().with_public(1, by_id=True)
+    with pytest.raises(DataError, match="public_ids must be"):
+        data.with_public(0.5, by_id=True)
+
+
+def test_load_takes_owners_for_the_public_part() -> None:
+    with pytest.raises(DataError, match="give one of them"):
+        load("digits", public=1, public_ids=1)
+    with pytest.raises(DataError, match="does not say whose"):
+        load("digits", min_per_id=2)

@@ -278,3 +278,41 @@ def test_two_hundred_thousand_clients_are_two_arrays(divide):
 def test_a_bad_seed_is_refused_by_name(seed: object) -> None:
     with pytest.raises(FedkeepError, match="seed must be"):
         partition.iid([0, 1, 0, 1], n_clients=2, seed=seed)
+
+
+@PROFILE
+@given(st.integers(1, 4), st.sampled_from([0.1, 1.0, 10.0]), SEEDS)
+def test_dirichlet_in_groups_gives_each_group_its_even_part_of_the_examples(groups, alpha, seed):
+    y = np.arange(60 * groups) % 4
+    clients = partition.dirichlet(y, 5 * groups, alpha, seed, min_size=2, group=5)
+    assert_each_once(clients, len(y))
+    assert len(clients) == 5 * groups
+    assert clients.sizes.min() >= 2
+    assert (clients.sizes.reshape(groups, 5).sum(1) == 60).all()
+    assert equal(clients, partition.dirichlet(y, 5 * groups, alpha, seed, min_size=2, group=5))
+
+
+def test_dirichlet_in_groups_refuses_groups_that_do_not_come_out_even():
+    with pytest.raises(PartitionError, match="groups of 3"):
+        partition.dirichlet(EIGHTY, 8, 1.0, group=3)
+
+
+@PROFILE
+@given(LABELS, st.data(), SEEDS, st.floats(0, 0.99))
+def test_what_clients_hold_back_is_a_share_of_each_drawn_by_the_seed(y, data, seed, share):
+    clients = partition.iid(y, data.draw(st.integers(1, len(y))), seed)
+    left = clients.without(share, seed)
+    assert len(left) == len(clients)
+    for before, after in zip(clients, left, strict=True):
+        assert set(after) <= set(before)
+        assert len(after) == max(1, len(before) - int(share * len(before) + 1e-9))
+    assert equal(left, clients.without(share, seed))
+    assert equal(clients.without(0.0), clients)
+
+
+def test_what_clients_hold_back_is_drawn_anew_with_another_seed_and_never_negative():
+    clients = partition.iid(EIGHTY, 4)
+    assert not equal(clients.without(0.5, 0), clients.without(0.5, 1))
+    for share in (-0.1, 1.0, True):
+        with pytest.raises(PartitionError, match="holds back"):
+            clients.without(share)

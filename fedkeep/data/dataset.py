@@ -42,19 +42,42 @@ class Dataset:
         """The shape of one example; () for dicts."""
         return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
 
-    def with_public(self, public: float | int, validation: float = 0.25, seed: int = 0) -> Dataset:
+    def of_owners_with(self, at_least: int) -> Dataset:
+        """Leave out the training examples of those who have fewer than so many; FEMNIST's writers with 50 or more."""
+        if isinstance(at_least, bool) or not isinstance(at_least, int | np.integer) or at_least < 1:
+            raise DataError(f"min_per_id must be a whole number of at least 1, not {at_least!r}")
+        _, owner = np.unique(self._owners("min_per_id"), return_inverse=True)
+        kept = np.flatnonzero(np.bincount(owner)[owner] >= at_least)
+        if not len(kept):
+            raise DataError(f"min_per_id = {at_least}: nobody has that many examples")
+        return self._train_on(kept)
+
+    def with_public(
+        self, public: float | int, validation: float = 0.25, seed: int = 0, *, by_id: bool = False
+    ) -> Dataset:
         """Move examples from training to the server, before any split.
 
-        A share (0 < public < 1) is drawn at random; a whole number is a count per class. Of what is drawn the share
-        `validation` (of each class, where it is a count) is held back to validate with, the rest is to train on or to
-        look at; at least one example (of each class) is.
+        A share (0 < public < 1) is drawn at random; a whole number is a count per class, or `by_id` the number of
+        owners (writers, hospitals) all of whose examples move. Of what is drawn the share `validation` (of each class,
+        where it is a count per class) is held back to validate with, the rest is to train on or to look at; at least
+        one example (of each class) is.
         """
         if self.public is not None:
             raise DataError("this data set has a public part already")
         if not 0 <= validation < 1:
             raise DataError(f"validation must be a share in [0, 1), not {validation}")
         rng, y, n = split_rng(seed, "public"), self.y_train.numpy(), len(self.y_train)
-        if isinstance(public, int | np.integer) and not isinstance(public, bool) and public >= 1:
+        whole = isinstance(public, int | np.integer) and not isinstance(public, bool) and public >= 1
+        if by_id and whole:
+            owners, owner = np.unique(self._owners("public_ids"), return_inverse=True)
+            if public >= len(owners):
+                raise DataError(f"public_ids = {public}, but there are {len(owners)}: none would be left as clients")
+            chosen = rng.permutation(np.flatnonzero(np.isin(owner, rng.permutation(len(owners))[: int(public)])))
+            held = min(round(validation * len(chosen)), len(chosen) - 1)
+            val, train = chosen[:held], chosen[held:]
+        elif by_id:
+            raise DataError(f"public_ids must be a whole number of at least 1, not {public!r}")
+        elif whole:
             drawn = np.stack([_per_class(rng, y, c, int(public)) for c in range(self.n_classes)])
             held = min(math.ceil(validation * public - 1e-9), int(public) - 1)
             val, train = drawn[:, :held].reshape(-1), drawn[:, held:].reshape(-1)
@@ -69,17 +92,25 @@ class Dataset:
         val, train = np.sort(val), np.sort(train)
         kept = np.setdiff1d(np.arange(n), np.concatenate([val, train]))
         x, labels = self.x_train, self.y_train
+        held_back = Public(
+            tree.take(x, torch.from_numpy(train)),
+            labels[train],
+            tree.take(x, torch.from_numpy(val)),
+            labels[val],
+        )
+        return replace(self._train_on(kept), public=held_back)
+
+    def _owners(self, option: str) -> np.ndarray:
+        if self.ids is None:
+            raise DataError(f"{option}: the data set {self.name} does not say whose its examples are")
+        return self.ids
+
+    def _train_on(self, kept: np.ndarray) -> Dataset:
         return replace(
             self,
-            x_train=tree.take(x, torch.from_numpy(kept)),
-            y_train=labels[kept],
+            x_train=tree.take(self.x_train, torch.from_numpy(kept)),
+            y_train=self.y_train[kept],
             ids=None if self.ids is None else self.ids[kept],
-            public=Public(
-                tree.take(x, torch.from_numpy(train)),
-                labels[train],
-                tree.take(x, torch.from_numpy(val)),
-                labels[val],
-            ),
         )
 
 

@@ -17,7 +17,7 @@ from fedkeep.errors import FedkeepError
 
 # numpy's SeedSequence takes [1, 2] and [1, 2, 0] for the same entropy, so every purpose has its own spawn key:
 # without it the sampling of a round and the plan of client 0 would be one stream.
-_SAMPLING, _SERVER, _ORDER, _AUGMENT, _NOISE, _MODULE, _CLIENTS, _PUBLIC, _TEST = range(9)
+_SAMPLING, _SERVER, _ORDER, _AUGMENT, _NOISE, _MODULE, _CLIENTS, _PUBLIC, _TEST, _HELD = range(10)
 
 
 def _stream(purpose: int, *key: int) -> np.random.SeedSequence:
@@ -108,8 +108,8 @@ def server_seed(seed: int, round: int) -> int:
     return int(_stream(_SERVER, seed, round).generate_state(1)[0])
 
 
-def split_rng(seed: int, what: Literal["clients", "public", "test"]) -> np.random.Generator:
-    """Give the generator that divides data: client from client, public from private, test from training."""
+def split_rng(seed: int, what: Literal["clients", "public", "test", "held"]) -> np.random.Generator:
+    """Give the generator that divides data: clients, public from private, test from training, what a client holds back."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise FedkeepError(f"seed must be a whole number of at least 0, not {seed!r}")
-    return _rng({"clients": _CLIENTS, "public": _PUBLIC, "test": _TEST}[what], seed)
+    return _rng({"clients": _CLIENTS, "public": _PUBLIC, "test": _TEST, "held": _HELD}[what], seed)

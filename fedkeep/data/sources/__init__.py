@@ -25,6 +25,8 @@ def load(
     *,
     root: str | Path | None = None,
     public: float | int | None = None,
+    public_ids: int | None = None,
+    min_per_id: int | None = None,
     validation: float = 0.25,
     seed: int = 0,
     n_classes: int | None = None,
@@ -39,7 +41,8 @@ def load(
     class, tables), or "hf:NAME" for a Hugging Face data set. `root` is where named data sets are: else
     $FEDKEEP_DATA, else ~/.cache/fedkeep.
 
-    `public` is a share of the training data, or a count per class; `seed` decides which examples it takes.
+    `public` is a share of the training data, or a count per class; `public_ids` a number of owners (writers) whose
+    examples it is made of instead; `seed` decides which it takes. `min_per_id` leaves out owners with fewer examples.
     `n_classes` is compared with what is found. `mean` and `std` replace the usual normalisation of a named data set.
     The other options say how to read: size, x, y, ids, tokenizer, splits, test, first_label, merge_validation,
     test_writers.
@@ -66,6 +69,11 @@ def load(
         )
     except DataError as error:
         raise DataError(f"{raw.name}: {error}") from error
+    if public is not None and public_ids is not None:
+        raise DataError("public and public_ids are two ways to choose the same: give one of them")
+    data = data if min_per_id is None else data.of_owners_with(min_per_id)
+    if public_ids is not None:
+        return data.with_public(public_ids, validation, seed, by_id=True)
     return data if public is None else data.with_public(public, validation, seed)
 
 
