@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 import io
 import os
-import re
 import signal
 import sys
 import tempfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict
@@ -30,6 +28,7 @@ from fedkeep.history import History
 from fedkeep.instruments.commands import analyse
 from fedkeep.method import FedAvg
 from fedkeep.report import commands
+from fedkeep.reproduce.commands import reproduce
 
 if TYPE_CHECKING:
     from fedkeep.describe import Footprint
@@ -184,7 +183,7 @@ def run(
     todo = {}
     for combination in config.sweep(sweep or []):
         said = [*overrides, *combination]
-        label = _folder_name(base, combination if name else said)
+        label = sweeping.folder_name(base, combination if name else said)
         if label in todo:
             raise FedkeepError(f"two runs of this sweep would share the folder {label}")
         todo[label] = config.Experiment.from_dict(config.override(given, said))
@@ -224,6 +223,7 @@ def resume(
 
 
 app.command()(compare)
+app.command()(reproduce)
 app.command()(analyse)
 app.command()(export_commands.export)
 app.command()(export_commands.plot)
@@ -264,14 +264,6 @@ def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:
     if len(files) > 1:
         raise FedkeepError(f"one experiment file at a time, not {' and '.join(files)}; overrides are key=value")
     return Path(files[0]) if files else None, [word for word in words or [] if word not in files]
-
-
-def _folder_name(base: Any, said: list[str]) -> str:
-    """Make a folder's name of what was said; a long one ends in a few letters that tell it from others."""
-    if not isinstance(base, str) or base in ("", ".", ".."):
-        raise FedkeepError(f"{base!r} is no name for a run's folder")
-    whole = re.sub(r"[^\w.=+-]+", "-", "-".join([base, *said]))
-    return whole if len(whole.encode()) <= 120 else f"{whole[:60]}-{zlib.crc32(whole.encode()):08x}"
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:

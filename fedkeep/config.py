@@ -72,9 +72,7 @@ class Experiment(BaseModel):
     def from_dict(cls, given: dict[str, Any]) -> Experiment:
         """Check everything that can be checked without loading the data; the error names key, value and remedy."""
         given = {key: value for key, value in given.items() if key not in ("format", "made_by", "name")}
-        for key in ("method", "model", "data", "split"):
-            if isinstance(given.get(key), str):
-                given[key] = {_SUBJECT[key]: given[key]}
+        given = {key: _table(key, value) for key, value in given.items()}
         _known("", given, cls.model_fields)
         given.setdefault("train", {})
         if isinstance(given["train"], dict):
@@ -82,7 +80,7 @@ class Experiment(BaseModel):
         try:
             return cls(**given)
         except ValidationError as error:
-            raise _told("", error) from None
+            raise told("", error) from None
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
@@ -171,6 +169,13 @@ class Experiment(BaseModel):
             return start(Simulation(*self.parts(), callbacks), path, self.to_dict())
         return self.resume(path, callbacks)
 
+    def finished(self, path: Path) -> History | None:
+        """Read this experiment's run in a folder if it has come to its end; of its files only the rounds are needed."""
+        if self._is_new(path):
+            return None
+        found = load_run(path, weights=False)
+        return found if found.records and found.records[-1]["round"] >= self.train.rounds else None
+
     def _is_new(self, path: Path) -> bool:
         """Say whether there is no run in a folder yet; refuse one that holds a run of another experiment."""
         if not (path / "experiment.toml").exists():
@@ -230,8 +235,7 @@ def override(given: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
             same = isinstance(given.get(section), dict) and given[section].get(_SUBJECT[section]) == value
             given[section] = given[section] if same else {_SUBJECT[section]: value}
         elif name:
-            table = given.get(section, {})
-            table = {_SUBJECT[section]: table} if isinstance(table, str) else table
+            table = _table(section, given.get(section, {}))
             inner = table
             *parents, last = name.split(".")
             for parent in parents:
@@ -243,6 +247,27 @@ def override(given: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
         else:
             given[section] = value
     return given
+
+
+def merge(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Put some tables of an experiment over those of another, key by key; another method, model or kind of split
+    replaces its table, for the settings of the old one mean nothing to it.
+
+    >>> merge({"model": "mlp", "split": {"kind": "shards", "s": 2}}, {"model": {"projection": 8}, "split": "iid"})
+    {'model': {'name': 'mlp', 'projection': 8}, 'split': {'kind': 'iid'}}
+    """
+    out = dict(given)
+    for key, change in changes.items():
+        old, new = _table(key, out.get(key)), _table(key, change)
+        subject = _SUBJECT.get(key, "") if key != "data" else ""
+        other = isinstance(new, dict) and subject in new and new[subject] != (old or {}).get(subject)
+        out[key] = merge(old, new) if isinstance(old, dict) and isinstance(new, dict) and not other else new
+    return out
+
+
+def _table(section: str, value: Any) -> Any:
+    """Write a section that is given by its name alone as a table."""
+    return {_SUBJECT[section]: value} if isinstance(value, str) and section in _SUBJECT else value
 
 
 def sweep(swept: Sequence[str]) -> list[list[str]]:
@@ -282,10 +307,10 @@ def _settings(given: dict[str, Any]) -> Settings:
     try:
         return TypeAdapter(Settings).validate_python(given)
     except ValidationError as error:
-        raise _told("train.", error) from None
+        raise told("train.", error) from None
 
 
-def _told(section: str, error: ValidationError) -> ConfigError:
+def told(section: str, error: ValidationError) -> ConfigError:
     """Say the first thing that is wrong in one line; where the reason is ours already, in our words."""
     first = error.errors()[0]
     reason = first.get("ctx", {}).get("error")

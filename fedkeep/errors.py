@@ -52,6 +52,10 @@ class Diverged(FedkeepError):  # noqa: N818 (it is what happened, not a mistake 
         where = "on the server" if client is None else f"client {client}"
         super().__init__(f"diverged in round {round}, {where}: {what}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes as what it was made of."""
+        return type(self), (self.round, self.client, self.what)
+
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Say which of the valid words was probably meant, and list them.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,14 @@ class Extras:
         return [*made, TensorBoard()] if self.tensorboard else made
 
 
+def folder_name(base: Any, said: Sequence[str]) -> str:
+    """Make a folder's name of what was said; a long one ends in a few letters that tell it from others."""
+    if not isinstance(base, str) or base in ("", ".", ".."):
+        raise FedkeepError(f"{base!r} is no name for a run's folder")
+    whole = re.sub(r"[^\w.=+-]+", "-", "-".join([base, *said]))
+    return whole if len(whole.encode()) <= 120 else f"{whole[:60]}-{zlib.crc32(whole.encode()):08x}"
+
+
 def run_all(
     experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Bar, extras: Extras | None = None
 ) -> Iterator[tuple[str, History | FedkeepError]]:
@@ -62,7 +72,7 @@ def run_all(
             progress.begin(label)
             failed = future.result()
             progress.advance(experiments[label].train.rounds)
-            yield label, load_run(folder / label) if failed is None else FedkeepError(failed)
+            yield label, load_run(folder / label) if failed is None else failed
         pool.shutdown()
     except BaseException:  # Ctrl-C too: what is running ends now, what is waiting never starts
         for worker in list(pool._processes.values()):
@@ -71,10 +81,10 @@ def run_all(
         raise
 
 
-def _run(plain: dict[str, Any], path: Path, extras: Extras) -> str | None:
+def _run(plain: dict[str, Any], path: Path, extras: Extras) -> FedkeepError | None:
     """Run one experiment in this process; the history stays in its folder, and only what went wrong travels back."""
     try:
         Experiment.from_dict(plain).run(path, extras.callbacks())
     except FedkeepError as error:
-        return str(error)
+        return error
     return None

@@ -141,15 +141,15 @@ def rounds_table(
     title: str, fractions: Sequence[float], rows: Mapping[str, Mapping[float, Sequence[int | None]]]
 ) -> Comparison:
     """Make Flashback's table 1: rounds to fractions of a target, the median over seeds, or how many seeds got there."""
-    cells = {name: [Text(_reached(found[x])) for x in fractions] for name, found in rows.items()}
+    cells = {name: [Text(reached(found[x])) for x in fractions] for name, found in rows.items()}
     heads = [f"{x:g} A" for x in fractions]
     return Comparison(title, heads, cells, "rounds until the test accuracy first reaches that share of A; - never")
 
 
-def _reached(rounds: Sequence[int | None]) -> str:
+def reached(rounds: Sequence[int | None]) -> str:
     """Write the median of those that got there.
 
-    >>> _reached([3, 5, 8]), _reached([3, None]), _reached([None])
+    >>> reached([3, 5, 8]), reached([3, None]), reached([None])
     ('5', '3 (1 of 2)', '-')
     """
     there = [r for r in rounds if r is not None]

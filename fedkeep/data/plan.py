@@ -109,7 +109,7 @@ def server_seed(seed: int, round: int) -> int:
 
 
 def split_rng(seed: int, what: Literal["clients", "public", "test", "held"]) -> np.random.Generator:
-    """Give the generator that divides data: clients, public from private, test from training, what a client holds back."""
+    """Give the generator that divides data: into clients, public and private, test and training, used and held back."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise FedkeepError(f"seed must be a whole number of at least 0, not {seed!r}")
     return _rng({"clients": _CLIENTS, "public": _PUBLIC, "test": _TEST, "held": _HELD}[what], seed)

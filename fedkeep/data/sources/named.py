@@ -142,18 +142,29 @@ def data_root(root: str | Path | None) -> Path:
     return Path(root or os.environ.get("FEDKEEP_DATA") or "~/.cache/fedkeep").expanduser()
 
 
+def missing(name: str, root: str | Path | None = None) -> str | None:
+    """Say where a registered data set belongs and what gets it, if its folder is not there; nothing is read."""
+    home = data_root(root) / name
+    if name not in NAMED or home.is_dir():
+        return None
+    return f"{name} is expected in {home}, which is not there; {_gets(name, home)}"
+
+
+def _gets(name: str, home: Path) -> str:
+    return f"this gets it: {NAMED[name].get.format(shlex.quote(str(home)))}"
+
+
 def load(name: str, root: str | Path | None, options: Options) -> Raw:
     """Read a registered data set from its folder; when files are missing, say where they belong and what gets them."""
     if name == "digits":
         return arrays.digits(options)
+    if absent := missing(name, root):
+        raise Missing(absent)
     known, home = NAMED[name], data_root(root) / name
-    get = f"this gets it: {known.get.format(shlex.quote(str(home)))}"
-    if not home.is_dir():
-        raise Missing(f"{name} is expected in {home}, which is not there; {get}")
     try:
         raw = known.read(home / known.inside if (home / known.inside).is_dir() else home, options)
     except Missing as error:
-        raise Missing(f"{name} is incomplete: {error}; {get}") from error
+        raise Missing(f"{name} is incomplete: {error}; {_gets(name, home)}") from error
     if raw.n_classes not in (None, known.n_classes) and options.y != "coarse_label":
         raise DataError(f"{name} has {known.n_classes} classes, but {home} holds {raw.n_classes}")
     return dataclasses.replace(

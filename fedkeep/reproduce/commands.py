@@ -1,0 +1,82 @@
+"""The command `fedkeep reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedkeep import plain
+from fedkeep.errors import FedkeepError
+
+
+def reproduce(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE] [key=value]...", help="A table, and overrides of its cells.")
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this column; may be repeated.")] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows, with commas.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How often, with seeds 0, 1, ... (3; quick: 1)")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One column on digits: about a minute on a CPU.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print what there is; run nothing.")] = False,
+    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs/reproduce"),
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, each in a process of its own.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Run a paper's table and print it beside the paper's own figures; without TABLE, list those there are.
+
+    Runs that are there already are not made again, and an interrupted one is gone on with: the same command again.
+    Where a data set is not at hand, its columns are named with how to get it.
+
+    Example: fedkeep reproduce fedntd/table-1 --column cifar10-s2 --methods fedavg,fedntd --seeds 1
+    """
+    from fedkeep import terminal
+    from fedkeep.reproduce import beside, spec
+    from fedkeep.reproduce import show as view
+    from fedkeep.reproduce.cells import Job
+
+    table, overrides = _words(words)
+    if table is None:
+        if as_json:
+            print(plain.dumps([found.model_dump(mode="json") for found in spec.all_tables()], indent=2))
+        else:
+            view.listing(Console(), spec.all_tables())
+        return
+    found = spec.load(table)
+    if quick and column not in (None, [found.quick.column]):
+        raise FedkeepError(f"--quick has one column, {found.quick.column}: leave --column out")
+    wanted = [found.quick.column] if quick else column
+    columns, rows = found.chosen(wanted, None if methods is None else [name.strip() for name in methods.split(",")])
+    job = Job(found, columns, rows, seeds or (1 if quick else 3), runs, quick, overrides)
+    results, todo = job.look()
+    if todo and not show:
+        with terminal.Bar(Console(stderr=True), sum(cell.experiment.train.rounds for cell in todo)) as progress:
+            job.run(results, todo, jobs, progress)
+    sheets = beside.sheets(job, results)
+    if as_json:
+        told = {"table": found.name, "quick": quick, "overrides": overrides, "folder": str(job.folder)}
+        print(plain.dumps({**told, "columns": [beside.as_data(sheet) for sheet in sheets]}, indent=2))
+    elif markdown:
+        print(view.as_markdown(job, sheets))
+    else:
+        view.on_terminal(Console(), job, sheets)
+    if any(True for _ in results.failures):
+        raise typer.Exit(1)
+    if not show and not any(sheet.ran for sheet in sheets):
+        raise typer.Exit(2)
+
+
+def _words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    tables = [word for word in words or [] if "=" not in word]
+    if len(tables) > 1:
+        raise FedkeepError(f"one table at a time, not {' and '.join(tables)}; overrides are key=value")
+    overrides = [word for word in words or [] if "=" in word]
+    if overrides and not tables:
+        raise FedkeepError(f"{overrides[0]!r} without a table: fedkeep reproduce lists those there are")
+    for text in overrides:
+        if text.partition("=")[0].strip() in ("seed", "method", "method.name"):
+            raise FedkeepError(f"{text!r}: seeds are chosen by --seeds, methods by --methods")
+    return (tables[0] if tables else None), overrides

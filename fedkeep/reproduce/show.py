@@ -1,0 +1,155 @@
+"""A reproduced table on a terminal and in Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from fedkeep import table as tables
+from fedkeep.data.sources import named
+from fedkeep.reproduce import beside
+from fedkeep.reproduce.beside import Entry, Gap, Line, Sheet
+from fedkeep.reproduce.cells import Job
+from fedkeep.reproduce.measures import MEASURES, NEVER
+from fedkeep.reproduce.spec import Table
+
+_MARK = {True: "=", False: "≠", None: " "}
+CAPTION = "to {0}: by how much better than {0}, here and in the paper; = the sign agrees, ≠ it does not"
+
+
+def listing(console: Console, found: Iterable[Table]) -> None:
+    """List the tables, their columns and what is at hand to run them with."""
+    for table in found:
+        console.print(f"[bold]{table.name}[/bold]  {table.title}", highlight=False)
+        console.print(f"  {table.paper}", style="dim", highlight=False)
+        rows = [row.label if row.absent is None else f"({row.label})" for row in table.rows.values()]
+        console.print(f"  rows: {', '.join(rows)}", highlight=False)
+        grid = Grid(box=None, show_header=False, padding=(0, 2, 0, 2))
+        for name in table.columns:
+            source = str(table.experiment(name, table.baseline, 0).data["source"])
+            away = named.missing(named.canonical(source) or source)
+            grid.add_row(name, table.columns[name].label, Text("data not at hand", style="dim") if away else "")
+        console.print(grid)
+    console.print("Rows in brackets have no method in fedkeep yet.", style="dim")
+    console.print("fedkeep reproduce TABLE runs one; --quick tries it on digits in about a minute.", style="dim")
+
+
+def on_terminal(console: Console, job: Job, sheets: Sequence[Sheet]) -> None:
+    """Print the columns of a table, what agrees with the paper, and what could not be run."""
+    console.print(f"[bold]{job.table.name}[/bold]  {job.table.title}", highlight=False)
+    console.print(f"{job.table.paper}\n", style="dim", highlight=False)
+    for text in disclaimers(job):
+        console.print(f"{text}\n", style="yellow", highlight=False, markup=False)
+    for sheet in sheets:
+        if sheet.missing and not sheet.ran:
+            console.print(f"[bold]{sheet.column}[/bold]  {sheet.label}: not run", highlight=False)
+            console.print(f"  {sheet.missing}\n", highlight=False, markup=False, soft_wrap=True)
+            continue
+        rows = {line.label: [Text(cell) for cell in cells(sheet, line)] for line in sheet.lines}
+        caption = CAPTION.format(sheet.first.label)
+        console.print(tables.Comparison(_title(sheet), heads(sheet), rows, caption, costs=5))
+        for note in _notes(sheet):
+            console.print(f" {note}", highlight=False, markup=False)
+        for sentence in beside.words(sheet):
+            console.print(f" {sentence}", highlight=False, markup=False)
+        console.print()
+    for note in job.table.notes:
+        console.print(f"- {note}", style="dim", highlight=False, markup=False)
+
+
+def as_markdown(job: Job, sheets: Sequence[Sheet]) -> str:
+    """Write the columns as Markdown tables with what was found below."""
+    out = [f"### {job.table.name}: {job.table.title}", "", *(f"{text}\n" for text in disclaimers(job))]
+    for sheet in sheets:
+        if sheet.missing and not sheet.ran:
+            out += [f"**{sheet.label}**: not run, data not at hand", ""]
+            continue
+        names = ["method", *heads(sheet)]
+        out += [f"**{_title(sheet)}**", "", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+        out += [f"| {' | '.join([line.label, *cells(sheet, line)])} |" for line in sheet.lines]
+        out += ["", *(f"- {note}" for note in [*_notes(sheet), *beside.words(sheet)]), ""]
+    return "\n".join(out).rstrip()
+
+
+def disclaimers(job: Job) -> list[str]:
+    """Say in what these runs are not the paper's."""
+    said = []
+    if job.quick:
+        said.append(
+            "Quick: handwritten digits and a small network in the place of the paper's. The machinery is the same, the "
+            "figures cannot be compared; the paper's stand beside them all the same."
+        )
+    if job.overrides:
+        said.append(f"Not the paper's setting: {', '.join(job.overrides)}.")
+    return said
+
+
+def heads(sheet: Sheet) -> list[str]:
+    """Name the columns: each measure here, in the paper, and the difference; of the first also the gaps."""
+    out: list[str] = []
+    for name in sheet.measures:
+        out += [MEASURES[name].head, "paper", "differs"]
+        if name == sheet.measures[0]:
+            out += [_better(sheet), "paper's"]
+    return out
+
+
+def cells(sheet: Sheet, line: Line) -> list[str]:
+    """Write one row's cells."""
+    out: list[str] = []
+    for name in sheet.measures:
+        entry = line.entries[name]
+        out += [_ours(entry, line.note), _theirs(entry), _signed(entry.difference, entry.measure.digits)]
+        if name == sheet.measures[0]:
+            gap = sheet.gap(line, name) if line.row != sheet.first.row else Gap(None, None)
+            digits = entry.measure.digits
+            out += [_signed(gap.ours, digits), f"{_signed(gap.theirs, digits)} {_MARK[gap.agree]}".rstrip()]
+    return out
+
+
+def _title(sheet: Sheet) -> str:
+    return f"{sheet.column}  {sheet.label}" + (f", A = {sheet.target:.1%}" if sheet.target else "")
+
+
+def _better(sheet: Sheet) -> str:
+    return f"to {sheet.first.label}"
+
+
+def _notes(sheet: Sheet) -> list[str]:
+    """Say of which rows figures are not all there, rows of the same kind together."""
+    by_note: dict[str, list[str]] = {}
+    for line in sheet.lines:
+        if line.note is not None:
+            by_note.setdefault(line.note, []).append(line.label)
+    return [f"{', '.join(labels)}: {note}" for note, labels in by_note.items()]
+
+
+def _ours(entry: Entry, note: str | None) -> str:
+    if not entry.values:
+        return "diverged" if entry.diverged else "" if note is None else "-" if note.startswith("data") else "·"
+    values = list(entry.values.values())
+    if entry.measure.rounds:
+        return tables.reached([None if value == NEVER else int(value) for value in values])
+    return tables.spread(values, entry.measure.digits)
+
+
+def _theirs(entry: Entry) -> str:
+    if entry.paper is None:
+        return ""
+    if entry.paper.mean is None:
+        return "-"
+    digits = entry.measure.digits
+    spread = "" if entry.paper.spread is None else f"±{entry.paper.spread:.{digits}f}"
+    return f"{entry.paper.mean:.{digits}f}{spread}"
+
+
+def _signed(value: float | None, digits: int) -> str:
+    if value is None or math.isnan(value):
+        return ""
+    if math.isinf(value):
+        return "better" if value > 0 else "worse"
+    return f"{value:+.{digits}f}"
