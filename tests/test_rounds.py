@@ -385,6 +385,25 @@ def test_what_aggregate_must_return_is_said(problem: Problem, returned: object) 
         problem.run(Bad())
 
 
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, at_once: int | None
+) -> None:
+    from fedkeep.engine import rounds
+
+    events: list[str] = []
+
+    def noted(name: str) -> None:
+        original = getattr(rounds, name)
+        monkeypatch.setattr(rounds, name, lambda *args: events.append(name) or original(*args))
+
+    noted("sample_cohort")
+    noted("check_finite")
+    problem.run(fk.methods.FedAvg(), rounds=3, participation=2, at_once=at_once)
+    waits = ["check_finite"] * (2 if at_once else 1)
+    assert events == ["sample_cohort", *["sample_cohort", *waits] * 2, *waits]
+
+
 def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
     from fedkeep.engine.evaluate import evaluate
     from fedkeep.engine.local import stacked

@@ -218,16 +218,17 @@ class Simulation:
         known: list[Tree] = []
         self.ranks.decide(lambda: known.extend(self._known(share) for share in plans.shares))
         states = self.ranks.scatter(known, self.task.device)
-        outcome: Tree | Exception
-        try:
-            jobs = [job._replace(client=self._state(states.get(str(job.id)), shared)) for job in plans.mine]
-            chunks = [self._seen(plans, shared, *done) for done in self._in_chunks(shared, jobs, lr)]
-            outcome = tree.cat(chunks) if chunks else {}
-        except Exception as error:
-            outcome = error
-        if plans.round < self.settings.rounds:
-            self._ahead = self._plan(plans.round + 1)  # a GPU may still be at work on this one
-        return self.ranks.gather(outcome, self.task.device)
+        return self.ranks.gather(lambda: self._trained(shared, plans, states, lr), self.task.device)
+
+    def _trained(self, shared: Tree, plans: _Plans, states: Tree, lr: float) -> Tree:
+        """Train the clients that are this rank's, and make the plans of the next round while a GPU is at work."""
+        jobs = [job._replace(client=self._state(states.get(str(job.id)), shared)) for job in plans.mine]
+        chunks = []
+        for some, trained in self._in_chunks(shared, jobs, lr):
+            if self._ahead is None and plans.round < self.settings.rounds:
+                self._ahead = self._plan(plans.round + 1)
+            chunks.append(self._seen(plans, shared, some, trained))  # waits for the device
+        return tree.cat(chunks) if chunks else {}
 
     def _known(self, clients: list[int]) -> Tree:
         return {str(k): self.states[k] for k in clients if k in self.states}
@@ -366,13 +367,12 @@ class Simulation:
         """Test the global model, every rank on its part of the test data."""
         part = self.ranks.slice(len(self.y_test))
         x, y = tree.take(self.x_test, part), self.y_test[part]
-        outcome: Tree | Exception
-        try:
+
+        def found() -> Tree:
             confusion, loss = evaluate(self.task, self.params, x, y, self._plain, chunk=self._at_a_time(1))
-            outcome = {"confusion": confusion, "loss": loss}
-        except Exception as error:
-            outcome = error
-        parts = self.ranks.gather(outcome, self.task.device)
+            return {"confusion": confusion, "loss": loss}
+
+        parts = self.ranks.gather(found, self.task.device)
         if not parts:
             return {}
         confusion, loss = (torch.stack([one[key] for one in parts]).sum(0) for key in ("confusion", "loss"))
