@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -389,16 +390,16 @@ def test_what_aggregate_must_return_is_said(problem: Problem, returned: object) 
 def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, at_once: int | None
 ) -> None:
-    from fedkeep.engine import rounds
+    from fedkeep.engine import planning, rounds
 
     events: list[str] = []
 
-    def noted(name: str) -> None:
-        original = getattr(rounds, name)
-        monkeypatch.setattr(rounds, name, lambda *args: events.append(name) or original(*args))
+    def noted(module: ModuleType, name: str) -> None:
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: events.append(name) or original(*args))
 
-    noted("sample_cohort")
-    noted("check_finite")
+    noted(planning, "sample_cohort")
+    noted(rounds, "check_finite")
     problem.run(fk.methods.FedAvg(), rounds=3, participation=2, at_once=at_once)
     waits = ["check_finite"] * (2 if at_once else 1)
     assert events == ["sample_cohort", *["sample_cohort", *waits] * 2, *waits]

@@ -10,6 +10,7 @@ import torch
 from fedkeep.engine import ranks
 from fedkeep.engine.settings import SMALL_MODEL, Settings
 from fedkeep.errors import FedkeepError, nearest
+from fedkeep.task import Task
 
 
 def find(name: str) -> torch.device:
@@ -29,7 +30,7 @@ def find(name: str) -> torch.device:
     return device
 
 
-def threads(settings: Settings, device: torch.device, n_weights: int) -> int:
+def threads(settings: Settings, task: Task) -> int:
     """Return how many threads the CPU computes with: those asked for, or one for a small model, or else torch's.
 
     The operations of a small model are too short to share. Threads that wait for each other lose little on an idle
@@ -37,7 +38,7 @@ def threads(settings: Settings, device: torch.device, n_weights: int) -> int:
     """
     if settings.threads is not None:
         return settings.threads
-    return 1 if device.type == "cpu" and n_weights <= SMALL_MODEL else torch.get_num_threads()
+    return 1 if task.device.type == "cpu" and task.n_weights <= SMALL_MODEL else torch.get_num_threads()
 
 
 @contextmanager

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import platform
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-import fedkeep
 from fedkeep import losses
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.engine import ranks
+from fedkeep.engine import parts, ranks
 from fedkeep.engine.rounds import Callback, Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import FedkeepError, RunError, nearest
@@ -57,7 +53,13 @@ def simulate(
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder, whose experiment file says `about` it and all else that can be said."""
-    whole = {**_described(simulation), **about, "made_by": _made_by(simulation)}
+    s = simulation
+    made_by = parts.made_by(s.engine.name, s.task, s.threads)
+    whole = {
+        **parts.described(s.method, s.settings, s.task, s.data.name, len(s.clients)),
+        **about,
+        "made_by": {**made_by, "ranks": s.ranks.size, **_fingerprints(s)},
+    }
     return _in_folder(simulation, lambda: RunFolder.create(path, whole))
 
 
@@ -95,42 +97,15 @@ def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History
         return simulation.run()
 
 
-def _described(simulation: Simulation) -> dict[str, Any]:
-    train = asdict(simulation.settings)
-    method = simulation.method
-    return {
-        "seed": train.pop("seed"),
-        "method": {"name": method.name, **{name: getattr(method, name) for name in method.hyperparameters()}},
-        "model": {"class": type(simulation.task.module(simulation.task.init)).__name__},
-        "data": {"source": simulation.data.name},
-        "split": {"n_clients": len(simulation.clients)},
-        "train": train,
-    }
-
-
-def _made_by(simulation: Simulation) -> dict[str, Any]:
-    return {
-        "fedkeep": fedkeep.__version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "engine": simulation.engine.name,
-        "device": simulation.task.device.type,
-        "threads": simulation.threads,
-        "ranks": simulation.ranks.size,
-        **_fingerprints(simulation),
-    }
-
-
 def _fingerprints(simulation: Simulation) -> dict[str, str]:
     data, clients, public = simulation.data, simulation.clients, simulation.data.public
     held = (public.x, public.y, public.x_val, public.y_val) if public else ()
-    parts = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *held)
+    arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *held)
     return {
         "criterion": getattr(simulation.task.criterion, "__qualname__", repr(simulation.task.criterion)),
-        "data": fingerprint(*(part for part in parts if part is not None)),
+        "data": fingerprint(*(part for part in arrays if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
-        "model": fingerprint({name: np.array(w.shape) for name, w in simulation.task.init.items()}),
+        "model": parts.model_fingerprint(simulation.task),
     }
 
 

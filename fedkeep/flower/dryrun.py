@@ -63,7 +63,7 @@ def look(node: Node, context: Context, epochs: int = 1) -> Look:
     if not len(examples.y):
         raise ConfigError("this node has no examples: it would be left out of every round")
     classes = _classes(node, settings, examples, place)
-    public = _stand_in(examples, examples.plain, classes)
+    public = _stand_in(examples, examples.inputs.plain, classes)
     clients = int(context.run_config.get("num-clients", 2))
     task = node.task(settings, classes, clients, public, place)
     shared = method.broadcast(method.init_server(task, task.init))
@@ -165,7 +165,7 @@ def _classes(node: Node, settings: Any, examples: Examples, place: torch.device)
     task = node.task(settings, 2, 1, None, place)
     one = torch.zeros(1, dtype=torch.long, device=place)
     with torch.no_grad():
-        return int(task.apply(task.init, examples.plain(tree.take(examples.x, one))).shape[-1])
+        return int(task.apply(task.init, examples.inputs.plain(tree.take(examples.x, one))).shape[-1])
 
 
 def _stand_in(examples: Examples, inputs: Inputs, classes: int) -> Public:

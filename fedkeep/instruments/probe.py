@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import forgetting, losses, methods, tree
+from fedkeep import forgetting, losses, methods, splits, tree
 from fedkeep.data import Augment, Dataset, Partition
 from fedkeep.data.augment import Inputs
-from fedkeep.data.plan import sample_cohort, server_seed
-from fedkeep.engine import device
+from fedkeep.engine import device, parts
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.finite import check_finite
 from fedkeep.engine.rounds import Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.simulate import _fingerprints
 from fedkeep.errors import ConfigError, FedkeepError, RunError
-from fedkeep.method import Cohort, FedAvg
+from fedkeep.method import FedAvg
 from fedkeep.runs import CHECKPOINT, CLIENTS, read_experiment
 from fedkeep.store import ClientStore, read_tree
 from fedkeep.tree import Tree
@@ -59,8 +58,7 @@ class Probe:
     @cached_property
     def inputs(self) -> Inputs:
         """The way from stored examples to the model, as in evaluation: nothing is augmented."""
-        data = self.simulation.data
-        return Inputs(self.simulation.task.dtype, data.mean, data.std)
+        return self.simulation.local.inputs.plain
 
     @cached_property
     def class_accuracy(self) -> np.ndarray:
@@ -87,8 +85,7 @@ class Probe:
     def test_examples(self, most: int) -> tuple[Any, Tensor]:
         """Return what the model sees of the test set, spread evenly over it where it has more than `most` examples."""
         s = self.simulation
-        n = len(s.y_test)
-        at = torch.from_numpy(np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))).to(s.y_test.device)
+        at = torch.from_numpy(splits.evenly(len(s.y_test), most)).to(s.y_test.device)
         return self.inputs(tree.take(s.x_test, at)), s.y_test[at]
 
 
@@ -96,20 +93,18 @@ def probe(simulation: Simulation) -> Probe:
     """Train the cohort of the next round aside, exactly as the simulation would, and average it."""
     settings, method, number = simulation.settings, simulation.method, simulation.round + 1
     shared = method.broadcast(simulation.server)
-    sampled = sample_cohort(settings.seed, number, len(simulation.clients), simulation.cohort_size)
-    jobs = [simulation._job(int(k), number, shared) for k in sampled if len(simulation.clients[int(k)])]
-    if not jobs:
+    ids, _ = simulation.planner.cohort(number)
+    if not ids:
         raise FedkeepError(f"none of the clients sampled for round {number} has any examples: there is nothing to see")
-    ids, parts = [job.id for job in jobs], []
+    jobs, done = [simulation._job(k, number, shared) for k in ids], []
     with device.numerics(settings, simulation.threads):
         for some, trained in simulation._in_chunks(shared, jobs, settings.lr_in(number)):
             check_finite(number, some, trained, shared["params"])
             kept = {"params": trained.params, "upload": trained.upload}
-            parts.append(tree.map(lambda w: w.detach().clone(), kept))  # an engine may use its memory again
-        done = tree.cat(parts)
-        cohort = Cohort(tuple(ids), number, server_seed(settings.seed, number))
-        after = method.aggregate(simulation.task, simulation.server, done["upload"], cohort)["params"]
-    return Probe(simulation, number, ids, tree.detach(simulation.params), done["params"], tree.detach(after))
+            done.append(tree.map(lambda w: w.detach().clone(), kept))  # an engine may use its memory again
+        whole, cohort = tree.cat(done), parts.make_cohort(settings, ids, number)
+        after = method.aggregate(simulation.task, simulation.server, whole["upload"], cohort)["params"]
+    return Probe(simulation, number, ids, tree.detach(simulation.params), whole["params"], tree.detach(after))
 
 
 def open_run(
