@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -78,16 +78,31 @@ def go_on(
     The engine and the number of threads are those of the start, so that the outcome is the same to the last bit. With
     another number of processes it is the same to rounding.
     """
-    group = ranks.here()
-    made_by = group.decide(lambda: read_experiment(path))["made_by"]
+    made_by = ranks.here().decide(lambda: read_experiment(path))["made_by"]
+    simulation = rebuild(path, made_by, method, model, data, clients, settings, callbacks, criterion)
+    return _in_folder(simulation, lambda: RunFolder.open(path))
+
+
+def rebuild(
+    path: Path,
+    made_by: Mapping[str, Any],
+    method: FedAvg,
+    model: nn.Module | str,
+    data: Dataset,
+    clients: Partition | Iterable[Any],
+    settings: Settings,
+    callbacks: Iterable[Callback] = (),
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+) -> Simulation:
+    """Make a run's simulation anew, as it was at its start; parts that are not those of `made_by` are refused."""
     settings = replace(settings, engine=made_by["engine"])
     simulation = Simulation(method, model, data, clients, settings, callbacks, criterion)
     for what, found in _fingerprints(simulation).items():
         if found != made_by[what]:
-            raise RunError(f"{path} was started with another {what} than the one given now: it cannot go on with it")
-    if group.size == made_by.get("ranks", 1):
+            raise RunError(f"{path} was started with another {what} than the one given now")
+    if simulation.ranks.size == made_by.get("ranks", 1):
         simulation.threads = made_by["threads"]
-    return _in_folder(simulation, lambda: RunFolder.open(path))
+    return simulation
 
 
 def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History:

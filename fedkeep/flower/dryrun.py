@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from fedkeep import tree
+from fedkeep import plain, tree
 from fedkeep.data.augment import Inputs
 from fedkeep.engine import device
 from fedkeep.errors import ConfigError, FedkeepError
@@ -117,19 +117,7 @@ def load_app(folder: Path) -> tuple[Node, dict[str, Any]]:
         raise ConfigError(f"the app's {module} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(app, FedkeepClientApp):
         raise ConfigError(f"{module}:{name} is not made by fedkeep.flower.client_app")
-    return app.node, flattened(about.get("config", {}))
-
-
-def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a config as Flower does.
-
-    >>> flattened({"seed": 0, "train": {"lr": 0.1}})
-    {'seed': 0, 'train.lr': 0.1}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat.update(flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
+    return app.node, plain.flat(about.get("config", {}))
 
 
 def parsed(text: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The run itself is not touched: no file is written, no lock taken, and the simula
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import forgetting, losses, methods, splits, tree
-from fedkeep.data import Augment, Dataset, Partition
+from fedkeep import forgetting, losses, splits, tree
+from fedkeep.data import Dataset, Partition
 from fedkeep.data.augment import Inputs
 from fedkeep.engine import device, parts
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.finite import check_finite
 from fedkeep.engine.rounds import Simulation
-from fedkeep.engine.settings import Settings
-from fedkeep.engine.simulate import _fingerprints
+from fedkeep.engine.simulate import rebuild
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.method import FedAvg
+from fedkeep.resuming import Parts, given_again
 from fedkeep.runs import CHECKPOINT, CLIENTS, read_experiment
 from fedkeep.store import ClientStore, read_tree
 from fedkeep.tree import Tree
-
-Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]
 
 
 @dataclass(frozen=True)
@@ -123,23 +121,8 @@ def open_run(
     """
     path = Path(run_dir)
     about = read_experiment(path)
-    if model is None and data is None and clients is None:
-        parts: Parts = _from_file(path, about)
-    elif model is None or data is None or clients is None:
-        raise RunError("give all three of model, data and clients, or none of them")
-    else:
-        hypers = {key: value for key, value in about["method"].items() if key != "name"}
-        train = dict(about["train"])
-        if "augment" in train:
-            train["augment"] = Augment(**train["augment"])
-        method = method or methods.get(about["method"]["name"])(**hypers)
-        parts = (method, model, data, clients, Settings(**train, seed=about["seed"]))
-    made_by = about["made_by"]
-    settings = replace(parts[4], engine=made_by["engine"])
-    simulation = Simulation(parts[0], parts[1], parts[2], parts[3], settings, (), criterion)
-    for what, found in _fingerprints(simulation).items():
-        if found != made_by[what]:
-            raise RunError(f"{path} was made with another {what} than the one given now")
+    given = given_again(about, method, model, data, clients) or _from_file(path, about)
+    simulation = rebuild(path, about["made_by"], *given, criterion=criterion)
     return _at_checkpoint(simulation, path)
 
 
@@ -163,6 +146,5 @@ def _at_checkpoint(simulation: Simulation, path: Path) -> Simulation:
     simulation.server = tree.to(saved["server"], simulation.task.device)
     simulation.round = int(about["round"])
     simulation.states = ClientStore(path / CLIENTS, cache_bytes=1 << 62)
-    index = saved["clients"]
-    simulation.states.rounds = dict(zip(index["id"].tolist(), index["round"].tolist(), strict=True))
+    simulation.states.look_at(saved["clients"])
     return simulation
