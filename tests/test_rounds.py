@@ -13,6 +13,7 @@ from conftest import Problem, gap, make_problem, same
 
 import fedkeep as fk
 from fedkeep import tree
+from fedkeep.engine.device import numerics
 from fedkeep.errors import Diverged, EngineError, FedkeepError
 
 
@@ -274,17 +275,21 @@ def test_torchs_flags_are_set_for_a_round_and_switched_back(problem: Problem) ->
     @dataclasses.dataclass(frozen=True)
     class Looking(fk.methods.FedAvg):
         def aggregate(self, task, server, uploads, cohort):
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            seen.append((deterministic, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            seen.append(flags())
             return super().aggregate(task, server, uploads, cohort)
 
     def flags():
-        return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return deterministic, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
     before = flags()
     problem.run(Looking(), deterministic=True, rounds=1)
     problem.run(Looking(), tf32=False, rounds=1)
-    assert seen == [(True, "high", True), (False, "highest", False)]
+    assert seen == [(True, *before[1:]), (False, *before[1:])]  # TF32 is a GPU's
+    assert flags() == before
+    for tf32, expected in ((True, (False, "high", True)), (False, (False, "highest", False))):
+        with numerics(fk.Settings(tf32=tf32), torch.device("cuda")):
+            assert flags() == expected
     assert flags() == before
 
 
@@ -407,7 +412,7 @@ def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
 
 def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
     from fedkeep.engine.evaluate import evaluate
-    from fedkeep.engine.local import stacked
+    from fedkeep.engine.local import vmapped
 
     sim = problem.simulation(fk.methods.FedAvg())
     args = (sim.x_test, sim.y_test, sim.local.inputs)
@@ -415,7 +420,7 @@ def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
     parts, same_loss = evaluate(sim.task, sim.params, *args, chunk=3)
     assert torch.equal(whole, parts)
     assert float(loss) == pytest.approx(float(same_loss), rel=1e-12)
-    both, _ = evaluate(sim.task, tree.stack([sim.params, sim.params]), *args, each=stacked, chunk=4)
+    both, _ = evaluate(sim.task, tree.stack([sim.params, sim.params]), *args, each=vmapped, chunk=4)
     assert torch.equal(both, torch.stack([whole, whole]))
 
 

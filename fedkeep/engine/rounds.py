@@ -35,8 +35,6 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-_EVALUATED = 1 << 27  # bytes of inputs in one pass on a GPU, over all the models evaluated at once
-
 Callback = Callable[["Simulation", Record], None]
 
 
@@ -125,7 +123,7 @@ class Simulation:
         """Run one round and return its record."""
         self._begin()
         began = time.perf_counter()
-        with device.numerics(self.settings, self.threads):
+        with device.numerics(self.settings, self.task.device, self.threads):
             record = self._round(self.round + 1)
         record["seconds"] = time.perf_counter() - began
         record = dict(self.ranks.decide(functools.partial(dict, record)))
@@ -159,7 +157,7 @@ class Simulation:
         self.server = self.ranks.broadcast(self.server, self.task.device)
         self.round, self.history.records = self.ranks.decide(lambda: (self.round, self.history.records))
         if not self.history.records:
-            with device.numerics(self.settings, self.threads):
+            with device.numerics(self.settings, self.task.device, self.threads):
                 evaluated = self._evaluate()
             self._record(self.ranks.decide(lambda: {"round": 0, **evaluated}))
             self._checkpoint()
@@ -331,8 +329,8 @@ class Simulation:
         return confusion.diagonal(dim1=-2, dim2=-1)
 
     def _at_a_time(self, models: int) -> int:
-        example = tree.nbytes(self._probe) // 2
-        most = 1000 if self.task.device.type == "cpu" else min(10_000, _EVALUATED // example)
+        """Return how many examples pass through each of some models at once."""
+        most = 1000 if self.task.device.type == "cpu" else device.at_a_time(tree.nbytes(self._probe) // 2, 10_000)
         return max(1, most // models)
 
 

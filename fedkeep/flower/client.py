@@ -120,7 +120,7 @@ class Node:
             log.warning("client %d has no state of round %d any more and starts anew", ask.client, ask.state)
         plan = parts.client_plan(settings, ask.round, ask.client, len(examples.y), examples.image)
         local = Local(method, task, examples.inputs, settings.clip_norm)
-        with device.numerics(settings, device.threads(settings, task)):
+        with device.numerics(settings, task.device, device.threads(settings, task)):
             client = tree.to(client, task.device)
             return local.train_one(shared, client, examples.x, examples.y, plan, ask.lr), fresh
 

@@ -98,7 +98,7 @@ class Bench:
         if self.test is None:
             return {}
         x, y = self.test
-        with device.numerics(self.settings, self.threads):
+        with device.numerics(self.settings, self.task.device, self.threads):
             confusion, loss = evaluate(self.task, self.params, x, y, self.inputs)
         return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(y)}
 

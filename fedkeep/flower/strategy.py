@@ -150,7 +150,7 @@ class Strategy(FlowerStrategy):
             self.form = checks.form(pending.uploads[ids[0]])
             uploads = tree.stack([tree.to(pending.uploads[k], bench.task.device) for k in ids])
             cohort = parts.make_cohort(bench.settings, ids, pending.number)
-            with device.numerics(bench.settings, bench.threads):
+            with device.numerics(bench.settings, bench.task.device, bench.threads):
                 pending.server = parts.aggregate(bench.method, bench.task, bench.server, uploads, cohort)
         else:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", pending.number)

@@ -95,7 +95,7 @@ def probe(simulation: Simulation) -> Probe:
     if not ids:
         raise FedkeepError(f"none of the clients sampled for round {number} has any examples: there is nothing to see")
     jobs, done = [simulation._job(k, number, shared) for k in ids], []
-    with device.numerics(settings, simulation.threads):
+    with device.numerics(settings, simulation.task.device, simulation.threads):
         for some, trained in simulation._in_chunks(shared, jobs, settings.lr_in(number)):
             check_finite(number, some, trained, shared["params"])
             kept = {"params": trained.params, "upload": trained.upload}
