@@ -183,7 +183,7 @@ class Experiment(BaseModel):
     def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
         """Go on with this experiment's run in a folder."""
         if ranks.here().decide(lambda: (saved_round(path) or 0) < self.train.rounds):
-            return go_on(path, *self.parts(), callbacks)
+            return go_on(path, self.parts(), callbacks)
         found = load_run(path)
         found.build = self._module
         return found

@@ -214,6 +214,3 @@ class FedAvg:
     def described(self) -> dict[str, Any]:
         """Return the method's name and the values of its hyperparameters, as plain data."""
         return {"name": self.name, **{name: getattr(self, name) for name in self.hyperparameters()}}
-
-
-Method = FedAvg

@@ -12,13 +12,11 @@ from fedkeep import losses, methods
 from fedkeep.data import Dataset, Partition
 from fedkeep.engine.rounds import Callback
 from fedkeep.engine.settings import Settings
-from fedkeep.engine.simulate import go_on
+from fedkeep.engine.simulate import Parts, go_on
 from fedkeep.errors import RunError
 from fedkeep.history import History
 from fedkeep.method import FedAvg
 from fedkeep.runs import read_experiment
-
-Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]
 
 
 def resume(
@@ -37,13 +35,12 @@ def resume(
     and clients again (and the method and the criterion, if they are your own): a file cannot hold them.
     """
     path = Path(run_dir)
-    about = read_experiment(path)
-    parts = given_again(about, method, model, data, clients)
-    if parts is None:
+    given = given_again(read_experiment(path), method, model, data, clients)
+    if given is None:
         from fedkeep import config
 
         return config.resume(path, callbacks)
-    return go_on(path, *parts, callbacks, criterion)
+    return go_on(path, given, callbacks, criterion)
 
 
 def given_again(

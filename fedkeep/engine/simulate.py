@@ -22,6 +22,8 @@ from fedkeep.history import History
 from fedkeep.method import FedAvg
 from fedkeep.runs import RunFolder, fingerprint, read_experiment
 
+Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]  # what a run is started from
+
 
 def simulate(
     method: FedAvg | str,
@@ -65,11 +67,7 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
 
 def go_on(
     path: Path,
-    method: FedAvg,
-    model: nn.Module | str,
-    data: Dataset,
-    clients: Partition | Iterable[Any],
-    settings: Settings,
+    given: Parts,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
 ) -> History:
@@ -79,22 +77,19 @@ def go_on(
     another number of processes it is the same to rounding.
     """
     made_by = ranks.here().decide(lambda: read_experiment(path))["made_by"]
-    simulation = rebuild(path, made_by, method, model, data, clients, settings, callbacks, criterion)
+    simulation = rebuild(path, made_by, given, callbacks, criterion)
     return _in_folder(simulation, lambda: RunFolder.open(path))
 
 
 def rebuild(
     path: Path,
     made_by: Mapping[str, Any],
-    method: FedAvg,
-    model: nn.Module | str,
-    data: Dataset,
-    clients: Partition | Iterable[Any],
-    settings: Settings,
+    given: Parts,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
 ) -> Simulation:
     """Make a run's simulation anew, as it was at its start; parts that are not those of `made_by` are refused."""
+    method, model, data, clients, settings = given
     settings = replace(settings, engine=made_by["engine"])
     simulation = Simulation(method, model, data, clients, settings, callbacks, criterion)
     for what, found in _fingerprints(simulation).items():

@@ -22,10 +22,10 @@ from fedkeep.engine import device, parts
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.finite import check_finite
 from fedkeep.engine.rounds import Simulation
-from fedkeep.engine.simulate import rebuild
+from fedkeep.engine.simulate import Parts, rebuild
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.method import FedAvg
-from fedkeep.resuming import Parts, given_again
+from fedkeep.resuming import given_again
 from fedkeep.runs import CHECKPOINT, CLIENTS, read_experiment
 from fedkeep.store import ClientStore, read_tree
 from fedkeep.tree import Tree
@@ -122,7 +122,7 @@ def open_run(
     path = Path(run_dir)
     about = read_experiment(path)
     given = given_again(about, method, model, data, clients) or _from_file(path, about)
-    simulation = rebuild(path, about["made_by"], *given, criterion=criterion)
+    simulation = rebuild(path, about["made_by"], given, criterion=criterion)
     return _at_checkpoint(simulation, path)
 
 
