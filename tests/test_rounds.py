@@ -433,6 +433,13 @@ def test_annotation_in_chunks_is_annotation(problem: Problem, engine: str) -> No
     assert gap(whole, sim.params) < 1e-12
 
 
+def test_annotation_on_a_gpu_is_bounded_by_bytes(problem: Problem) -> None:
+    local = problem.simulation(fk.methods.FedNTD(), dtype="float32").local
+    small, large = torch.zeros(5, 3, 32, 32, dtype=torch.uint8), torch.zeros(5, 3, 224, 224, dtype=torch.uint8)
+    assert [local.noted_at_a_time(x, torch.device("cpu")) for x in (small, large)] == [1024, 1024]
+    assert [local.noted_at_a_time(x, torch.device("cuda")) for x in (small, large)] == [8192, 222]
+
+
 @pytest.mark.parametrize("limit", [0.05, 1e6])
 def test_clipping_equals_torch(problem: Problem, limit: float) -> None:
     """One step, clipped hard and not at all, against `clip_grad_norm_` and plain SGD."""

@@ -99,7 +99,7 @@ class Local:
     task: Task
     inputs: Inputs
     clip_norm: float | None = None
-    chunk: int = 1024  # examples annotated at a time; on a GPU eight times as many, where they are small
+    chunk: int = 1024  # examples annotated at a time; on a GPU up to eight times as many
 
     @property
     def notes_once(self) -> bool:
@@ -224,12 +224,15 @@ class Local:
         """Annotate all of a client's own examples, unaugmented and unpadded, where this round needs it."""
         if not (self.notes_once or (self.method.uses("annotate") and self.method.uses("draw"))):
             return {}
-        size = self.chunk
-        if own.device.type == "cuda":
-            example = sum(t[:1].numel() for t in tree.leaves(x)) * self.task.dtype.itemsize
-            size = device.at_a_time(example, 8 * self.chunk)
-        parts = torch.split(own, size)
+        parts = torch.split(own, self.noted_at_a_time(x, own.device))
         return tree.cat([self.note(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
+
+    def noted_at_a_time(self, x: Any, place: torch.device) -> int:
+        """Return how many examples are annotated at a time: on a CPU the same number in every runtime."""
+        if place.type == "cpu":
+            return self.chunk
+        example = sum(t[:1].numel() for t in tree.leaves(x)) * self.task.dtype.itemsize
+        return device.at_a_time(example, 8 * self.chunk)
 
     def drawn(self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree) -> Tree:
         """Return {"drawn": the examples the method names for this round}, or nothing."""
