@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
 import signal
@@ -10,28 +9,22 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import fedkeep
-from fedkeep import cli_flower, plain
+from fedkeep import cli_flower, looking, plain
 from fedkeep.comparing import compare, show
 from fedkeep.errors import Diverged, FedkeepError, LostPeer
 from fedkeep.export import commands as export_commands
 from fedkeep.history import History
 from fedkeep.instruments.commands import analyse
-from fedkeep.method import FedAvg
+from fedkeep.options import AsJson, Words, file_and_overrides
 from fedkeep.report import commands
 from fedkeep.reproduce.commands import reproduce
-
-if TYPE_CHECKING:
-    from fedkeep.describe import Footprint
 
 app = typer.Typer(
     help="Federated learning that keeps what it has learned.",
@@ -44,8 +37,6 @@ app = typer.Typer(
 app.command()(commands.report)
 app.command()(commands.watch)
 app.add_typer(cli_flower.app, name="flower")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def _version(wanted: bool) -> None:
@@ -119,35 +110,7 @@ def _print_summaries(runs: Mapping[str, list[History]]) -> None:
     _print_json({name: [h.summary() for h in histories] for name, histories in runs.items()})
 
 
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method in full.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the methods: hyperparameters, what each moves, keeps and discloses, measured from its own trees.
-
-    Example: fedkeep methods fedntd
-    """
-    from fedkeep import describe
-    from fedkeep import methods as registry
-
-    chosen = {name: registry.get(name)} if name else registry.discover()
-    found = {key: (cls, describe.footprint(cls())) for key, cls in chosen.items()}
-    if as_json:
-        about = {
-            key: {"paper": cls.paper, "hyperparameters": cls.defaults(), **asdict(size)}
-            for key, (cls, size) in found.items()
-        }
-        _print_json(about)
-    elif name:
-        _one_method(Console(), *found[name])
-    else:
-        _method_table(Console(), found)
-
-
-Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
-]
+app.command()(looking.methods)
 
 
 @app.command()
@@ -177,7 +140,7 @@ def run(
 
     extras = sweeping.Extras(tensorboard, tuple(study.check(instruments)) if instruments else (), every)
     extras.callbacks()  # says now, not after the first round, what is missing
-    file, overrides = _words(words)
+    file, overrides = file_and_overrides(words)
     given = config.read(file) if file else {}
     base = name or given.get("name") or (file.stem if file else "run")
     todo = {}
@@ -227,43 +190,7 @@ app.command()(reproduce)
 app.command()(analyse)
 app.command()(export_commands.export)
 app.command()(export_commands.plot)
-
-
-@app.command()
-def partition(
-    words: Words = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it into this SVG file.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Look at a split before training: who holds which classes.
-
-    Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
-    """
-    from fedkeep import config, picture
-
-    file, overrides = _words(words)
-    given = {"method": "fedavg", "model": "mlp", **(config.read(file) if file else {})}
-    experiment = config.Experiment.from_dict(config.override(given, overrides))
-    data, clients = experiment.data_and_clients()
-    counts = clients.label_counts(data.y_train, data.n_classes)
-    if output is not None:
-        if not output.parent.is_dir():
-            raise FedkeepError(f"there is no folder {output.parent} to draw the picture in")
-        output.write_text(picture.as_svg(counts, f"{data.name}: {experiment.split['kind']}"))
-    if as_json:
-        _print_json({"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()})
-        return
-    console = Console()
-    console.print(picture.on_terminal(counts, console.width))
-    console.print(picture.describe(counts), highlight=False)
-
-
-def _words(words: list[str] | None) -> tuple[Path | None, list[str]]:
-    """Tell the experiment file from the overrides."""
-    files = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
-    if len(files) > 1:
-        raise FedkeepError(f"one experiment file at a time, not {' and '.join(files)}; overrides are key=value")
-    return Path(files[0]) if files else None, [word for word in words or [] if word not in files]
+app.command()(looking.partition)
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
@@ -280,40 +207,6 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
         console.print(table.comparison(f"Run in {runs / label}", {history.method: [history]}))
     else:
         show(console, group([runs / label for label in histories]))
-
-
-def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:
-    table = Table(title="Sizes in models, for each client and round", title_justify="left", box=box.SIMPLE_HEAD)
-    for head in ("method", "down", "up", "discloses", "client keeps", "public set"):
-        table.add_column(head, no_wrap=head == "method")
-    for key, (_, size) in found.items():
-        table.add_row(
-            key,
-            f"{size.down:.1f}",
-            f"{size.up:.1f}",
-            ", ".join(size.uploads),
-            f"{', '.join(size.keeps)} ({size.state:.1f})" if size.keeps else "-",
-            size.public,
-        )
-    console.print(table)
-    console.print("fedkeep methods NAME shows one in full.", style="dim")
-
-
-def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
-    console.print(f"[bold]{cls.name}[/bold]  {cls.paper}\n")
-    say(inspect.getdoc(cls) or "")
-    say("")
-    for field, value in cls.defaults().items():
-        h = cls.hyperparameters()[field]
-        say(f"  {field} = {value}: {h.help}" + (f" (at {h.neutral} it is FedAvg)" if h.neutral is not None else ""))
-    say(f"  down, to each client and round: {', '.join(size.sends)} ({size.down:.2f} models)")
-    say(f"  up, all that the server learns of a client: {', '.join(size.uploads)} ({size.up:.2f} models)")
-    say(f"  kept by a client between visits: {', '.join(size.keeps) or 'nothing'} ({size.state:.2f} models)")
-    say(f"  public examples on the server: {'needed, ' + size.public if size.public != 'no' else 'not needed'}")
-    say(f"  a teacher's pass over the client's data: {'yes' if size.teacher else 'no'}")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.errors import FedkeepError
+from fedkeep.options import AsJson
 
 app = typer.Typer(help="The same methods in a real federation, on Flower.", no_args_is_help=True)
 
@@ -34,7 +35,7 @@ def dry_run(
     folder: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder.")] = Path(),
     node_config: Annotated[str, typer.Option(help="As flower-supernode is given it.")] = "client-id=0",
     run_config: Annotated[str, typer.Option(help="As flwr run is given it.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what would leave this node, with names, shapes and bytes, before it takes part. Nothing is sent.
 

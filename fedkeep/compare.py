@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep import forgetting
+from fedkeep import forgetting, plain
 from fedkeep.errors import RunError
 from fedkeep.history import History
 from fedkeep.runs import EXPERIMENT, load_run
@@ -132,7 +132,7 @@ def as_data(groups: list[Group], against: str | None = None, target: float | Non
 
 def _label(groups: list[Group]) -> None:
     """Name each group by its method and by what else differs, hyperparameters at their defaults left unsaid."""
-    flat = [_flat(g.setting) for g in groups]
+    flat = [plain.flat(g.setting) for g in groups]
     differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({repr(f.get(k)) for f in flat}) > 1]
     taken: dict[str, int] = {}
     for g, f in zip(groups, flat, strict=True):
@@ -180,13 +180,6 @@ def _setting(about: dict[str, Any]) -> dict[str, Any]:
     for key in ("data", "split"):
         setting[key] = {k: v for k, v in setting[key].items() if k != "seed"}
     return setting
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in table.items():
-        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return out
 
 
 def _short(value: Any) -> str:

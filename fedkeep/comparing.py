@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedkeep import plain
 from fedkeep.errors import FedkeepError
+from fedkeep.options import AsJson
 
 if TYPE_CHECKING:
     from fedkeep.compare import Group
@@ -25,7 +26,7 @@ def compare(
         float | None,
         typer.Option(help="Also show the rounds to shares of this accuracy, such as 0.8 (Flashback table 1)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """Put runs side by side: grouped by setting, mean and spread over seeds; best and second best, and is it chance?

@@ -157,10 +157,9 @@ class Experiment(BaseModel):
     def parts(self) -> tuple[FedAvg, nn.Module, Dataset, Partition, Settings]:
         """Make the method, the model, the data, the split and the settings."""
         data, clients = self.data_and_clients()
-        hypers, options = dict(self.method), dict(self.model)
-        method = methods.get(hypers.pop("name"))(**hypers)
+        options = dict(self.model)
         model = models.build(options.pop("name"), data.input_shape, data.n_classes, self.seed, **options)
-        return method, model, data, clients, self.train
+        return methods.make(self.method), model, data, clients, self.train
 
     def run(self, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
         """Run into a folder; a run of the same experiment that is there already is gone on with, or just read."""
@@ -189,7 +188,7 @@ class Experiment(BaseModel):
     def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
         """Go on with this experiment's run in a folder."""
         if ranks.here().decide(lambda: (saved_round(path) or 0) < self.train.rounds):
-            return go_on(path, *self.parts(), callbacks)
+            return go_on(path, self.parts(), callbacks)
         found = load_run(path)
         found.build = self._module
         return found

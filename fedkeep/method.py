@@ -211,5 +211,6 @@ class FedAvg:
         """Return the hyperparameters' defaults by name."""
         return {f.name: f.default for f in dataclasses.fields(cls) if "hyper" in f.metadata}
 
-
-Method = FedAvg
+    def described(self) -> dict[str, Any]:
+        """Return the method's name and the values of its hyperparameters, as plain data."""
+        return {"name": self.name, **{name: getattr(self, name) for name in self.hyperparameters()}}

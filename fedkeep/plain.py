@@ -1,4 +1,4 @@
-"""Plain data for other programs: JSON knows no NaN."""
+"""Plain data, for other programs and out of files: JSON knows no NaN."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten tables within tables: the keys of one are joined with dots, as Flower does in an app's config.
+
+    >>> flat({"seed": 0, "train": {"lr": 0.1}})
+    {'seed': 0, 'train.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return found
 
 
 def dumps(value: Any, indent: int | None = None) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedkeep import losses, methods
-from fedkeep.data import Augment, Dataset, Partition
+from fedkeep.data import Dataset, Partition
 from fedkeep.engine.rounds import Callback
 from fedkeep.engine.settings import Settings
-from fedkeep.engine.simulate import go_on
+from fedkeep.engine.simulate import Parts, go_on
 from fedkeep.errors import RunError
 from fedkeep.history import History
 from fedkeep.method import FedAvg
@@ -35,17 +35,28 @@ def resume(
     and clients again (and the method and the criterion, if they are your own): a file cannot hold them.
     """
     path = Path(run_dir)
-    if model is None and data is None and clients is None:
+    given = given_again(read_experiment(path), method, model, data, clients)
+    if given is None:
         from fedkeep import config
 
         return config.resume(path, callbacks)
+    return go_on(path, given, callbacks, criterion)
+
+
+def given_again(
+    about: Mapping[str, Any],
+    method: FedAvg | None,
+    model: nn.Module | None,
+    data: Dataset | None,
+    clients: Partition | Iterable[Any] | None,
+) -> Parts | None:
+    """Put together what a run was started from, of its file and of what a file cannot hold.
+
+    None where nothing was given: then the file has to say it all.
+    """
+    if model is None and data is None and clients is None:
+        return None
     if model is None or data is None or clients is None:
-        raise RunError("give resume all three of model, data and clients, or none of them")
-    about = read_experiment(path)
-    hypers = {key: value for key, value in about["method"].items() if key != "name"}
-    train = dict(about["train"])
-    if "augment" in train:
-        train["augment"] = Augment(**train["augment"])
-    settings = Settings(**train, seed=about["seed"])
-    method = method or methods.get(about["method"]["name"])(**hypers)
-    return go_on(path, method, model, data, clients, settings, callbacks, criterion)
+        raise RunError("give all three of model, data and clients, or none of them")
+    settings = Settings.of({**about["train"], "seed": about["seed"]})
+    return method or methods.make(about["method"]), model, data, clients, settings

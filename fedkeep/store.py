@@ -144,12 +144,16 @@ class ClientStore:
             path.unlink(missing_ok=True)
         self._stale.clear()
 
-    def restore(self, index: Tree) -> None:
-        """Go back to the states of a checkpoint, and remove the files of others."""
+    def look_at(self, index: Tree) -> None:
+        """Go back to the states of a checkpoint; no file is touched."""
         self.rounds = dict(zip(index["id"].tolist(), index["round"].tolist(), strict=True))
         self._cache.clear()
         self._unsaved.clear()
         self._held = 0
+
+    def restore(self, index: Tree) -> None:
+        """Go back to the states of a checkpoint, and remove the files of others."""
+        self.look_at(index)
         if self.folder is not None and self.folder.exists():
             named = {self._path(client) for client in self.rounds}
             self._stale = {path for path in self.folder.rglob("*.safetensors") if path not in named}

@@ -61,6 +61,11 @@ class Task:
             raise ModelError("the model has no parameter that requires a gradient: there is nothing to train")
         self.has_features = hasattr(model, "features") and hasattr(model, "head")
 
+    @property
+    def n_weights(self) -> int:
+        """How many numbers are trained."""
+        return sum(w.numel() for w in tree.leaves(self.init))
+
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
         """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
         logits = self._call(self._train if train else self._eval, params, x)

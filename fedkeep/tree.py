@@ -122,13 +122,9 @@ def detach(tree: Any) -> Any:
     return map(lambda t: t.detach(), tree)
 
 
-def copy_(into: Any, values: Any) -> None:
-    """Write values over the leaves of a tree of the same structure; tuples of trees go pairwise."""
-    if isinstance(into, tuple):
-        for one, other in zip(into, values, strict=True):
-            copy_(one, other)
-    else:
-        map(lambda t, v: t.copy_(v), into, values)
+def copy_(into: Tree, values: Tree) -> None:
+    """Write values over the leaves of a tree of the same structure."""
+    map(lambda t, v: t.copy_(v), into, values)
 
 
 def nbytes(tree: Any) -> int:

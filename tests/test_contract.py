@@ -297,7 +297,7 @@ def test_uploads_name_the_weights_and_n(problem: Problem, name: str) -> None:
 
 def test_the_suite_knows_every_hook() -> None:
     """If the contract grows, EveryHook must grow with it."""
-    known = {"name", "uses", "hyperparameters", "defaults"}
+    known = {"name", "uses", "hyperparameters", "defaults", "described"}
     hooks = [n for n in vars(FedAvg) if not n.startswith("_") and callable(getattr(FedAvg, n)) and n not in known]
     assert [hook for hook in hooks if not EveryHook.uses(hook)] == []
 

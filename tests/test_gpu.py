@@ -18,7 +18,7 @@ from fedkeep import tree
 from fedkeep.data.augment import Augment
 from fedkeep.engine import layers
 from fedkeep.engine.device import numerics
-from fedkeep.engine.local import stacked, unrolled
+from fedkeep.engine.local import unrolled, vmapped
 
 pytestmark = [
     pytest.mark.gpu,
@@ -191,8 +191,8 @@ def test_our_layers_are_those_of_torch(dtype: torch.dtype) -> None:
         z = each(net, params, x.to(dtype))
         return {"z": z.detach(), **dict(zip(params, torch.autograd.grad(z.sum(), params.values()), strict=True))}
 
-    with numerics(fk.Settings(tf32=True)):
-        exact, ours, theirs = outcome(stacked, torch.float64), outcome(layers.mapped, dtype), outcome(stacked, dtype)
+    with numerics(fk.Settings(tf32=True), torch.device("cuda")):
+        exact, ours, theirs = outcome(vmapped, torch.float64), outcome(layers.mapped, dtype), outcome(vmapped, dtype)
     for name in exact:
         off = [error({"": exact[name]}, {"": found[name]}) for found in (ours, theirs)]
         assert off[0] < 2 * off[1] + 2e-2, (name, off)
@@ -217,7 +217,7 @@ def test_the_papers_networks_train_with_our_layers_as_without(model: str, autoca
 
     exact = moved(engine="loop", device="cpu", dtype="float64")
     how = {"engine": "stacked", "device": "cuda", "autocast": autocast}
-    ours, theirs = (error(exact, moved(each, **how)) for each in (layers.mapped, stacked))
+    ours, theirs = (error(exact, moved(each, **how)) for each in (layers.mapped, vmapped))
     assert ours < 2 * theirs + 0.03, (ours, theirs)
 
 

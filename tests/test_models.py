@@ -15,7 +15,7 @@ from torch import nn
 
 import fedkeep as fk
 from fedkeep import models
-from fedkeep.engine.local import stacked
+from fedkeep.engine.local import vmapped
 from fedkeep.engine.stacked import unstackable
 from fedkeep.errors import ModelError
 from fedkeep.task import Task, check_forward, check_model
@@ -590,7 +590,7 @@ def test_residual_networks_train_alike_in_both_engines(name, options):
 
 def test_the_large_stem_can_be_stacked():
     model = models.build("resnet10", (2, 68, 68), 3, width=2, projection=4)
-    assert unstackable(Task(model, 3, 2), torch.rand(2, 2, 68, 68), stacked) is None
+    assert unstackable(Task(model, 3, 2), torch.rand(2, 2, 68, 68), vmapped) is None
 
 
 def test_a_converted_module_trains_alike_in_both_engines():

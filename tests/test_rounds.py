@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from conftest import Problem, gap, make_problem, same
 
 import fedkeep as fk
 from fedkeep import tree
+from fedkeep.engine.device import numerics
 from fedkeep.errors import Diverged, EngineError, FedkeepError
 
 
@@ -273,17 +275,21 @@ def test_torchs_flags_are_set_for_a_round_and_switched_back(problem: Problem) ->
     @dataclasses.dataclass(frozen=True)
     class Looking(fk.methods.FedAvg):
         def aggregate(self, task, server, uploads, cohort):
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            seen.append((deterministic, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            seen.append(flags())
             return super().aggregate(task, server, uploads, cohort)
 
     def flags():
-        return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return deterministic, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
     before = flags()
     problem.run(Looking(), deterministic=True, rounds=1)
     problem.run(Looking(), tf32=False, rounds=1)
-    assert seen == [(True, "high", True), (False, "highest", False)]
+    assert seen == [(True, *before[1:]), (False, *before[1:])]  # TF32 is a GPU's
+    assert flags() == before
+    for tf32, expected in ((True, (False, "high", True)), (False, (False, "highest", False))):
+        with numerics(fk.Settings(tf32=tf32), torch.device("cuda")):
+            assert flags() == expected
     assert flags() == before
 
 
@@ -385,9 +391,28 @@ def test_what_aggregate_must_return_is_said(problem: Problem, returned: object) 
         problem.run(Bad())
 
 
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, at_once: int | None
+) -> None:
+    from fedkeep.engine import planning, rounds
+
+    events: list[str] = []
+
+    def noted(module: ModuleType, name: str) -> None:
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: events.append(name) or original(*args))
+
+    noted(planning, "sample_cohort")
+    noted(rounds, "check_finite")
+    problem.run(fk.methods.FedAvg(), rounds=3, participation=2, at_once=at_once)
+    waits = ["check_finite"] * (2 if at_once else 1)
+    assert events == ["sample_cohort", *["sample_cohort", *waits] * 2, *waits]
+
+
 def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
     from fedkeep.engine.evaluate import evaluate
-    from fedkeep.engine.local import stacked
+    from fedkeep.engine.local import vmapped
 
     sim = problem.simulation(fk.methods.FedAvg())
     args = (sim.x_test, sim.y_test, sim.local.inputs)
@@ -395,7 +420,7 @@ def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
     parts, same_loss = evaluate(sim.task, sim.params, *args, chunk=3)
     assert torch.equal(whole, parts)
     assert float(loss) == pytest.approx(float(same_loss), rel=1e-12)
-    both, _ = evaluate(sim.task, tree.stack([sim.params, sim.params]), *args, each=stacked, chunk=4)
+    both, _ = evaluate(sim.task, tree.stack([sim.params, sim.params]), *args, each=vmapped, chunk=4)
     assert torch.equal(both, torch.stack([whole, whole]))
 
 
@@ -406,6 +431,13 @@ def test_annotation_in_chunks_is_annotation(problem: Problem, engine: str) -> No
     sim.engine.local = dataclasses.replace(sim.local, chunk=3)
     sim.run()
     assert gap(whole, sim.params) < 1e-12
+
+
+def test_annotation_on_a_gpu_is_bounded_by_bytes(problem: Problem) -> None:
+    local = problem.simulation(fk.methods.FedNTD(), dtype="float32").local
+    small, large = torch.zeros(5, 3, 32, 32, dtype=torch.uint8), torch.zeros(5, 3, 224, 224, dtype=torch.uint8)
+    assert [local.noted_at_a_time(x, torch.device("cpu")) for x in (small, large)] == [1024, 1024]
+    assert [local.noted_at_a_time(x, torch.device("cuda")) for x in (small, large)] == [8192, 222]
 
 
 @pytest.mark.parametrize("limit", [0.05, 1e6])

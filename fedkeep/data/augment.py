@@ -5,7 +5,7 @@ So a client sees the same augmented images in every runtime, and nothing random 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -92,6 +92,11 @@ class Inputs:
     mean: Tensor | None = None
     std: Tensor | None = None
     augment: Augment | None = None
+
+    @property
+    def plain(self) -> Inputs:
+        """The same without augmentation."""
+        return replace(self, augment=None)
 
     def __call__(self, x: Tensor | Tree, drawn: Tree | None = None) -> Tensor | Tree:
         """Convert a batch; without `drawn`, as for evaluation, nothing is augmented."""

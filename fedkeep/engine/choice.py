@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from fedkeep import tree
 from fedkeep.engine import layers
-from fedkeep.engine.local import Local, stacked, unrolled
+from fedkeep.engine.local import Local, unrolled, vmapped
 from fedkeep.engine.loop import Loop
 from fedkeep.engine.settings import SMALL_MODEL
 from fedkeep.engine.stacked import Stacked, unstackable
@@ -25,14 +24,13 @@ def choose_engine(name: str, tf32: bool, local: Local, x: Any, y: torch.Tensor, 
     draws random numbers. `two` are two examples as the model is given them.
     """
     task = local.task
-    n_weights = sum(w.numel() for w in tree.leaves(task.init))
-    if name == "loop" or (name == "auto" and y.device.type == "cpu" and n_weights > SMALL_MODEL):
+    if name == "loop" or (name == "auto" and y.device.type == "cpu" and task.n_weights > SMALL_MODEL):
         return Loop(local, x, y)
     own = layers.available(task.device, task.dtype, task.autocast, tf32)
-    stopped_by = unstackable(task, two, stacked)
+    stopped_by = unstackable(task, two, vmapped)
     if stopped_by is None:
         own = own and unstackable(task, two, layers.mapped) is None
-        return Stacked(local, x, y, layers.mapped if own else stacked)
+        return Stacked(local, x, y, layers.mapped if own else vmapped)
     if y.device.type == "cuda" and unstackable(task, two, unrolled) is None:
         return Stacked(local, x, y, unrolled)
     if name == "stacked":

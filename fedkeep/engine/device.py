@@ -10,6 +10,9 @@ import torch
 from fedkeep.engine import ranks
 from fedkeep.engine.settings import SMALL_MODEL, Settings
 from fedkeep.errors import FedkeepError, nearest
+from fedkeep.task import Task
+
+_AT_A_TIME = 1 << 27  # bytes of inputs in one pass on a GPU
 
 
 def find(name: str) -> torch.device:
@@ -29,7 +32,7 @@ def find(name: str) -> torch.device:
     return device
 
 
-def threads(settings: Settings, device: torch.device, n_weights: int) -> int:
+def threads(settings: Settings, task: Task) -> int:
     """Return how many threads the CPU computes with: those asked for, or one for a small model, or else torch's.
 
     The operations of a small model are too short to share. Threads that wait for each other lose little on an idle
@@ -37,19 +40,29 @@ def threads(settings: Settings, device: torch.device, n_weights: int) -> int:
     """
     if settings.threads is not None:
         return settings.threads
-    return 1 if device.type == "cpu" and n_weights <= SMALL_MODEL else torch.get_num_threads()
+    return 1 if task.device.type == "cpu" and task.n_weights <= SMALL_MODEL else torch.get_num_threads()
+
+
+def at_a_time(example: int, most: int) -> int:
+    """Return how many examples of so many bytes go through a model on a GPU at once: 128 MiB of them, or `most`.
+
+    >>> at_a_time(3 * 32 * 32 * 4, 10_000), at_a_time(3 * 224 * 224 * 4, 10_000)
+    (10000, 222)
+    """
+    return max(1, min(most, _AT_A_TIME // max(1, example)))
 
 
 @contextmanager
-def numerics(settings: Settings, threads: int | None = None) -> Iterator[None]:
-    """Compute as the settings say: TF32 or not, deterministically or not, with so many threads."""
+def numerics(settings: Settings, device: torch.device, threads: int | None = None) -> Iterator[None]:
+    """Compute as the settings say: on a GPU with TF32 or not, deterministically or not, with so many threads."""
     before = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = settings.tf32
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = settings.tf32
     if threads is not None and threads != before:
         torch.set_num_threads(threads)
     if settings.deterministic:
@@ -59,6 +72,7 @@ def numerics(settings: Settings, threads: int | None = None) -> Iterator[None]:
     finally:
         if torch.get_num_threads() != before:
             torch.set_num_threads(before)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = convolutions
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

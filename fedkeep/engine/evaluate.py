@@ -18,7 +18,7 @@ from fedkeep.tree import Tree
 def evaluate(
     task: Task, params: Tree, x: Any, y: Tensor, inputs: Inputs, each: Each = once, chunk: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """Return (confusion [..., true, predicted], summed loss [...]) of one model, or of a stack with `each=stacked`.
+    """Return (confusion [..., true, predicted], summed loss [...]) of one model, or of a stack with `each=vmapped`.
 
     `chunk` examples pass through a model at a time; a stack of K models does that K times over.
     """

@@ -1,7 +1,7 @@
 """Local training: the one step in which a client's weights change, and one client's whole round.
 
 The step is written once for both engines. `each` decides for how many clients at a time: `once` calls a function
-for one client, `stacked` maps it over a leading client axis. The gradient of the *sum* of the clients' losses is
+for one client, `vmapped` maps it over a leading client axis. The gradient of the *sum* of the clients' losses is
 every client's own gradient, so one level of `vmap` and plain autograd suffice.
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from fedkeep import tree
 from fedkeep.data.augment import Inputs
 from fedkeep.data.plan import Plan
+from fedkeep.engine import device
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 from fedkeep.task import Task, seeded
@@ -33,7 +34,7 @@ def once(fn: Callable[..., Any], *trees: Any) -> Any:
     return fn(*trees)
 
 
-def stacked(fn: Callable[..., Any], *trees: Any) -> Any:
+def vmapped(fn: Callable[..., Any], *trees: Any) -> Any:
     """Map a function over the leading client axis of every tree. Randomness inside belongs in the plan."""
     return torch.vmap(fn, randomness="error")(*trees)
 
@@ -45,20 +46,20 @@ def unrolled(fn: Callable[..., Any], *trees: Any) -> Any:
     """
     split = [tree.map(lambda t: t.unbind(0), one) for one in trees]
     clients = len(tree.leaves(split[0])[0])
-    device = tree.leaves(trees[0])[0].device
+    place = tree.leaves(trees[0])[0].device
 
     def call(k: int) -> Any:
         return fn(*(tree.map(lambda ts: ts[k], one) for one in split))
 
-    if device.type == "cuda":
-        main, results = torch.cuda.current_stream(device), []
+    if place.type == "cuda":
+        main, results = torch.cuda.current_stream(place), []
         for k in range(clients):
-            stream = _stream(device, k)
+            stream = _stream(place, k)
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
                 results.append(call(k))
         for k in range(clients):
-            main.wait_stream(_stream(device, k))
+            main.wait_stream(_stream(place, k))
     else:
         results = [call(k) for k in range(clients)]
     if isinstance(results[0], tuple):
@@ -67,8 +68,8 @@ def unrolled(fn: Callable[..., Any], *trees: Any) -> Any:
 
 
 @functools.cache
-def _stream(device: torch.device, k: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream(place: torch.device, k: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
 
 
 class Job(NamedTuple):
@@ -98,7 +99,7 @@ class Local:
     task: Task
     inputs: Inputs
     clip_norm: float | None = None
-    chunk: int = 1024  # examples annotated at a time; on a GPU eight times as many
+    chunk: int = 1024  # examples annotated at a time; on a GPU up to eight times as many
 
     @property
     def notes_once(self) -> bool:
@@ -154,7 +155,8 @@ class Local:
                 optimizer.update_(grads, state, params, lr)
             else:
                 new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
-                tree.copy_((params, state), new)
+                tree.copy_(params, new[0])
+                tree.copy_(state, new[1])
         return losses.detach()  # type: ignore[no-any-return]
 
     def facts(self, plans: Sequence[Plan], counts: np.ndarray, lr: float) -> Tree:
@@ -222,8 +224,15 @@ class Local:
         """Annotate all of a client's own examples, unaugmented and unpadded, where this round needs it."""
         if not (self.notes_once or (self.method.uses("annotate") and self.method.uses("draw"))):
             return {}
-        parts = torch.split(own, self.chunk * (8 if own.device.type == "cuda" else 1))
+        parts = torch.split(own, self.noted_at_a_time(x, own.device))
         return tree.cat([self.note(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
+
+    def noted_at_a_time(self, x: Any, place: torch.device) -> int:
+        """Return how many examples are annotated at a time: on a CPU the same number in every runtime."""
+        if place.type == "cpu":
+            return self.chunk
+        example = sum(t[:1].numel() for t in tree.leaves(x)) * self.task.dtype.itemsize
+        return device.at_a_time(example, 8 * self.chunk)
 
     def drawn(self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree) -> Tree:
         """Return {"drawn": the examples the method names for this round}, or nothing."""

@@ -74,12 +74,15 @@ class Ranks:
             dist.broadcast(payload, 0)
         return sent if self.first else tree.to(_rebuilt(about, payload), device)
 
-    def gather(self, outcome: Tree | Exception, device: torch.device) -> list[Tree]:
-        """Return every rank's tree on rank 0, and nothing on the others. If one failed, all do."""
+    def gather(self, make: Callable[[], Tree], device: torch.device) -> list[Tree]:
+        """Make a tree on every rank, and return them all on rank 0, on the others nothing. If one fails, all do."""
         if self.size == 1:
-            if isinstance(outcome, Exception):
-                raise outcome
-            return [outcome]
+            return [make()]
+        outcome: Tree | Exception
+        try:
+            outcome = make()
+        except Exception as error:
+            outcome = error
         self._agree(outcome)
         assert not isinstance(outcome, Exception)
         with _told():

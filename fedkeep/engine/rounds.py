@@ -6,50 +6,36 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import losses, methods, models, optim, splits, tree
-from fedkeep.data.augment import Augment, Inputs
+from fedkeep import losses, methods, models, splits, tree
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.data.plan import make_plan, sample_cohort, server_seed
-from fedkeep.engine import device, ranks
+from fedkeep.engine import device, parts, ranks
 from fedkeep.engine.choice import choose_engine
 from fedkeep.engine.evaluate import evaluate
-from fedkeep.engine.finite import check_finite, check_server
+from fedkeep.engine.finite import check_finite
 from fedkeep.engine.local import Job, Local, Trained
 from fedkeep.engine.loop import Loop
-from fedkeep.engine.settings import DTYPES, Settings
+from fedkeep.engine.planning import Planner, Plans
+from fedkeep.engine.settings import Settings
 from fedkeep.engine.stacked import Stacked
-from fedkeep.errors import DataError, Diverged, FedkeepError, MethodError
+from fedkeep.errors import DataError, Diverged, FedkeepError
 from fedkeep.history import History, Record
-from fedkeep.method import Cohort, FedAvg
+from fedkeep.method import FedAvg
 from fedkeep.runs import RunFolder
 from fedkeep.store import ClientStore
-from fedkeep.task import Public, Task, check_forward
+from fedkeep.task import check_forward
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-_EVALUATED = 1 << 27  # bytes of inputs in one pass on a GPU, over all the models evaluated at once
-
 Callback = Callable[["Simulation", Record], None]
-
-
-@dataclass(frozen=True)
-class _Plans:
-    """Who takes part in a round, and what this rank's clients will do."""
-
-    round: int
-    cohort: list[int]
-    skipped: list[int]  # sampled, but without examples
-    shares: list[list[int]]  # the clients of each rank
-    mine: list[Job]  # their states are still to come
 
 
 class Simulation:
@@ -76,44 +62,31 @@ class Simulation:
         self.settings, self.data, self.callbacks = settings, data, _checked(callbacks)
         self.ranks = ranks.here()
         self.clients = Partition.of(clients, len(data.y_train))
-        self.cohort_size = settings.cohort_size(len(self.clients))
-        self.image = _image(data, settings.augment)
+        self.planner = Planner(settings, data, self.clients, self.ranks)
+        self.cohort_size = self.planner.cohort_size
         place = device.find(settings.device)
-        dtype = DTYPES[settings.dtype]
-        mean, std = (t.to(place, dtype) if t is not None else None for t in (data.mean, data.std))
-        inputs, plain = Inputs(dtype, mean, std, settings.augment or None), Inputs(dtype, mean, std)
+        inputs = parts.make_inputs(data, settings, place)
+        plain = inputs.plain
         if isinstance(model, str):
             model = models.build(model, data.input_shape, data.n_classes, settings.seed)
         self.x, self.y, self.x_test, self.y_test = (
             tree.to(part, place) for part in (data.x_train, data.y_train, data.x_test, data.y_test)
         )
-        self.task = Task(
-            model,
-            data.n_classes,
-            len(self.clients),
-            _prepared(data.public, plain, place),
-            criterion,
-            optimizer=optim.make(settings.optimizer, settings.momentum, settings.weight_decay),
-            lr=settings.lr_in,
-            device=place,
-            dtype=dtype,
-            autocast=DTYPES[settings.autocast] if settings.autocast else None,
-        )
+        public = parts.prepared(data.public, plain, place)
+        self.task = parts.make_task(model, settings, data.n_classes, len(self.clients), public, criterion, place)
         self._probe = plain(tree.take(self.x, torch.zeros(2, dtype=torch.long, device=place)))
         check_forward(self.task, self._probe)
-        self.threads = device.threads(settings, place, sum(w.numel() for w in tree.leaves(self.task.init)))
+        self.threads = device.threads(settings, self.task)
         self.local = Local(self.method, self.task, inputs, settings.clip_norm)
         self.engine = self._engine(settings.engine)
-        self.server = _tree(self.method, "init_server", self.method.init_server(self.task, self.task.init))
+        self.server = parts.init_server(self.method, self.task)
         self.states = ClientStore()
         self.folder: RunFolder | None = None
         self.round = 0
         self.history = History(
             self.method.name, {**asdict(settings), "engine": self.engine.name}, build=self.task.module
         )
-        self._labels = data.y_train.numpy()
         self._at_once = settings.at_once
-        self._ahead: _Plans | None = None
         self._begun = self._stop = False
         self._plain = plain
 
@@ -150,7 +123,7 @@ class Simulation:
         """Run one round and return its record."""
         self._begin()
         began = time.perf_counter()
-        with device.numerics(self.settings, self.threads):
+        with device.numerics(self.settings, self.task.device, self.threads):
             record = self._round(self.round + 1)
         record["seconds"] = time.perf_counter() - began
         record = dict(self.ranks.decide(functools.partial(dict, record)))
@@ -184,7 +157,7 @@ class Simulation:
         self.server = self.ranks.broadcast(self.server, self.task.device)
         self.round, self.history.records = self.ranks.decide(lambda: (self.round, self.history.records))
         if not self.history.records:
-            with device.numerics(self.settings, self.threads):
+            with device.numerics(self.settings, self.task.device, self.threads):
                 evaluated = self._evaluate()
             self._record(self.ranks.decide(lambda: {"round": 0, **evaluated}))
             self._checkpoint()
@@ -192,8 +165,8 @@ class Simulation:
     def _round(self, number: int) -> Record:
         """Train the cohort, aggregate and evaluate."""
         settings, lr = self.settings, self.settings.lr_in(number)
-        shared = _tree(self.method, "broadcast", self.method.broadcast(self.server))
-        plans = self._plans(number)
+        shared = parts.broadcast(self.method, self.server)
+        plans = self.planner.plans(number)
         record: Record = {
             "round": number,
             "lr": lr,
@@ -204,30 +177,30 @@ class Simulation:
             "train_loss": None,
         }
         if plans.cohort:
-            parts = self._train(shared, plans, lr)
-            record.update(self.ranks.decide(lambda: self._aggregate(parts, plans)))
+            trained = self._train(shared, plans, lr)
+            record.update(self.ranks.decide(lambda: self._aggregate(trained, plans)))
             self.server = self.ranks.broadcast(self.server, self.task.device)
         else:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", number)
-        if self._due(settings.eval_every, number):
+        if settings.due(settings.eval_every, number):
             record.update(self._evaluate())
         return record
 
-    def _train(self, shared: Tree, plans: _Plans, lr: float) -> list[Tree]:
+    def _train(self, shared: Tree, plans: Plans, lr: float) -> list[Tree]:
         """Train this rank's share of the cohort; rank 0 is given every rank's."""
         known: list[Tree] = []
         self.ranks.decide(lambda: known.extend(self._known(share) for share in plans.shares))
         states = self.ranks.scatter(known, self.task.device)
-        outcome: Tree | Exception
-        try:
-            jobs = [job._replace(client=self._state(states.get(str(job.id)), shared)) for job in plans.mine]
-            chunks = [self._seen(plans, shared, *done) for done in self._in_chunks(shared, jobs, lr)]
-            outcome = tree.cat(chunks) if chunks else {}
-        except Exception as error:
-            outcome = error
-        if plans.round < self.settings.rounds:
-            self._ahead = self._plan(plans.round + 1)  # a GPU may still be at work on this one
-        return self.ranks.gather(outcome, self.task.device)
+        return self.ranks.gather(lambda: self._trained(shared, plans, states, lr), self.task.device)
+
+    def _trained(self, shared: Tree, plans: Plans, states: Tree, lr: float) -> Tree:
+        """Train the clients that are this rank's, and make the plans of the next round while a GPU is at work."""
+        jobs = [job._replace(client=self._state(states.get(str(job.id)), shared)) for job in plans.mine]
+        chunks = []
+        for some, trained in self._in_chunks(shared, jobs, lr):
+            self.planner.look_ahead(plans.round + 1)
+            chunks.append(self._seen(plans, shared, some, trained))  # waits for the device
+        return tree.cat(chunks) if chunks else {}
 
     def _known(self, clients: list[int]) -> Tree:
         return {str(k): self.states[k] for k in clients if k in self.states}
@@ -249,7 +222,7 @@ class Simulation:
             yield jobs[:size], trained
             jobs = jobs[size:]
 
-    def _seen(self, plans: _Plans, shared: Tree, jobs: list[Job], trained: Trained) -> Tree:
+    def _seen(self, plans: Plans, shared: Tree, jobs: list[Job], trained: Trained) -> Tree:
         """Keep of some trained clients what the server and the record need, [K] each."""
         losses = check_finite(plans.round, jobs, trained, shared["params"])
         here = self.task.device
@@ -260,22 +233,20 @@ class Simulation:
         if averaged and len(jobs) < len(plans.cohort):  # a mean of means does, and takes the room of one model
             mean = tree.mean(trained.upload["params"], trained.upload["n"])
             seen["upload"] = tree.map(lambda t: t[None], {"params": mean, "n": trained.upload["n"].sum()})
-        if self._due(self.settings.eval_local_every, plans.round):
+        if self.settings.due(self.settings.eval_local_every, plans.round):
             seen["hits"] = self._evaluate_local(trained.params, len(jobs))
             seen["label_counts"] = torch.from_numpy(np.stack([job.counts for job in jobs])).to(here)
         return seen
 
-    def _aggregate(self, parts: list[Tree], plans: _Plans) -> Record:
+    def _aggregate(self, trained: list[Tree], plans: Plans) -> Record:
         """Make the next server tree and remember the clients' states; return what was seen of the clients."""
-        seen = tree.cat([part for part in parts if part])
+        seen = tree.cat([one for one in trained if one])
         order = torch.argsort(seen["id"])  # a cohort is in the order of its ids
         upload = seen["upload"]
-        if len(parts) > 1 and len(tree.leaves(upload)[0]) == len(order):
+        if len(trained) > 1 and len(tree.leaves(upload)[0]) == len(order):
             upload = tree.take(upload, order)
-        cohort = Cohort(tuple(plans.cohort), plans.round, server_seed(self.settings.seed, plans.round))
-        server = self.method.aggregate(self.task, self.server, upload, cohort)
-        self.server = tree.detach(_tree(self.method, "aggregate", server))
-        check_server(plans.round, self.server)
+        cohort = parts.make_cohort(self.settings, plans.cohort, plans.round)
+        self.server = parts.aggregate(self.method, self.task, self.server, upload, cohort)
         if seen["client"]:
             states = tree.map(lambda t: t[order].detach(), seen["client"])
             if not self._room_for(tree.nbytes(states) / len(order)):
@@ -321,39 +292,8 @@ class Simulation:
             )
         )
 
-    def _due(self, every: int, number: int) -> bool:
-        return bool(every) and (number % every == 0 or number == self.settings.rounds)
-
-    def _plans(self, number: int) -> _Plans:
-        ahead, self._ahead = self._ahead, None
-        return ahead if ahead and ahead.round == number else self._plan(number)
-
-    def _plan(self, number: int) -> _Plans:
-        """Choose a round's cohort, divide it among the ranks by their work, and lay out this rank's share of it."""
-        sampled = sample_cohort(self.settings.seed, number, len(self.clients), self.cohort_size).tolist()
-        sizes = {k: len(self.clients[k]) for k in sampled}
-        cohort = [k for k in sampled if sizes[k]]
-        shares = [[cohort[i] for i in share] for share in self.ranks.divide([sizes[k] for k in cohort])]
-        mine = [self._planned(k, number) for k in shares[self.ranks.rank]]
-        return _Plans(number, cohort, [k for k in sampled if not sizes[k]], shares, mine)
-
-    def _planned(self, client: int, number: int) -> Job:
-        examples, s = self.clients[client], self.settings
-        plan = make_plan(
-            s.seed,
-            number,
-            client,
-            len(examples),
-            s.epochs,
-            s.batch_size,
-            s.augment or None,
-            self.image or (0, 0),
-        )
-        counts = np.bincount(self._labels[examples], minlength=self.task.n_classes)
-        return Job(client, examples, counts, plan, {})
-
     def _job(self, client: int, number: int, shared: Tree) -> Job:
-        return self._planned(client, number)._replace(client=self._client_state(client, shared))
+        return self.planner.job(client, number)._replace(client=self._client_state(client, shared))
 
     def _client_state(self, client: int, shared: Tree) -> Tree:
         return self._state(self.states.get(client), shared)
@@ -366,16 +306,15 @@ class Simulation:
         """Test the global model, every rank on its part of the test data."""
         part = self.ranks.slice(len(self.y_test))
         x, y = tree.take(self.x_test, part), self.y_test[part]
-        outcome: Tree | Exception
-        try:
+
+        def found() -> Tree:
             confusion, loss = evaluate(self.task, self.params, x, y, self._plain, chunk=self._at_a_time(1))
-            outcome = {"confusion": confusion, "loss": loss}
-        except Exception as error:
-            outcome = error
-        parts = self.ranks.gather(outcome, self.task.device)
-        if not parts:
+            return {"confusion": confusion, "loss": loss}
+
+        every = self.ranks.gather(found, self.task.device)
+        if not every:
             return {}
-        confusion, loss = (torch.stack([one[key] for one in parts]).sum(0) for key in ("confusion", "loss"))
+        confusion, loss = (torch.stack([one[key] for one in every]).sum(0) for key in ("confusion", "loss"))
         return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(self.y_test)}
 
     def _evaluate_local(self, params: Tree, clients: int) -> Tensor:
@@ -390,8 +329,8 @@ class Simulation:
         return confusion.diagonal(dim1=-2, dim2=-1)
 
     def _at_a_time(self, models: int) -> int:
-        example = tree.nbytes(self._probe) // 2
-        most = 1000 if self.task.device.type == "cpu" else min(10_000, _EVALUATED // example)
+        """Return how many examples pass through each of some models at once."""
+        most = 1000 if self.task.device.type == "cpu" else device.at_a_time(tree.nbytes(self._probe) // 2, 10_000)
         return max(1, most // models)
 
 
@@ -403,26 +342,3 @@ def _checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
                 f"a callback is called with the simulation and the record; {callback!r} cannot be called"
             )
     return found
-
-
-def _tree(method: FedAvg, hook: str, value: Any) -> Tree:
-    """Check what a server hook returned: a method that forgets the weights is told so by its name."""
-    if not isinstance(value, dict) or not isinstance(value.get("params"), dict):
-        raise MethodError(f'{method.name}: {hook} must return a dict with "params", not {type(value).__name__}')
-    bad = [path for path, leaf in tree.items(value) if not isinstance(leaf, torch.Tensor)]
-    if bad:
-        raise MethodError(f"{method.name}: {hook} must return tensors, but {bad[0]} is not one")
-    return value
-
-
-def _image(data: Dataset, augment: Augment | None) -> tuple[int, int] | None:
-    if augment and data.image is None:
-        raise DataError(f"augmentation needs images [channels, height, width], not examples of {data.input_shape}")
-    return data.image
-
-
-def _prepared(public: Public | None, inputs: Inputs, device: torch.device) -> Public | None:
-    if public is None:
-        return None
-    x, y, x_val, y_val = (tree.to(part, device) for part in (public.x, public.y, public.x_val, public.y_val))
-    return Public(inputs(x), y, inputs(x_val), y_val)

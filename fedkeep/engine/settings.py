@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +45,16 @@ class Settings:
     deterministic: bool = False
     at_once: int | None = None  # clients that are trained together; None: all that fit
     threads: int | None = None  # of the CPU; None: one for a small model, else as many as torch takes
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """Make settings of plain data, as files and messages hold them.
+
+        >>> Settings.of({"lr": 0.1, "augment": {"flip": True}}).augment
+        Augment(crop=0, flip=True, cutout=0)
+        """
+        augment = given.get("augment")
+        return cls(**{**given, "augment": Augment(**augment) if augment is not None else None})
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -85,6 +97,10 @@ class Settings:
     def lr_in(self, round: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
         return self.lr * self.lr_decay ** (round - 1)
+
+    def due(self, every: int, round: int) -> bool:
+        """Say whether what is done every so many rounds is done in this one; in the last round it always is."""
+        return bool(every) and (round % every == 0 or round == self.rounds)
 
     def cohort_size(self, n_clients: int) -> int:
         """Turn participation, a share or a number, into the size of a cohort."""

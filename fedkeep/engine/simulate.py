@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import inspect
-import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-import fedkeep
 from fedkeep import losses
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.engine import ranks
+from fedkeep.engine import parts, ranks
 from fedkeep.engine.rounds import Callback, Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import FedkeepError, RunError, nearest
 from fedkeep.history import History
 from fedkeep.method import FedAvg
 from fedkeep.runs import RunFolder, fingerprint, read_experiment
+
+Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]  # what a run is started from
 
 
 def simulate(
@@ -57,17 +55,19 @@ def simulate(
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder, whose experiment file says `about` it and all else that can be said."""
-    whole = {**_described(simulation), **about, "made_by": _made_by(simulation)}
+    s = simulation
+    made_by = parts.made_by(s.engine.name, s.task, s.threads)
+    whole = {
+        **parts.described(s.method, s.settings, s.task, s.data.name, len(s.clients)),
+        **about,
+        "made_by": {**made_by, "ranks": s.ranks.size, **_fingerprints(s)},
+    }
     return _in_folder(simulation, lambda: RunFolder.create(path, whole))
 
 
 def go_on(
     path: Path,
-    method: FedAvg,
-    model: nn.Module | str,
-    data: Dataset,
-    clients: Partition | Iterable[Any],
-    settings: Settings,
+    given: Parts,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
 ) -> History:
@@ -76,16 +76,28 @@ def go_on(
     The engine and the number of threads are those of the start, so that the outcome is the same to the last bit. With
     another number of processes it is the same to rounding.
     """
-    group = ranks.here()
-    made_by = group.decide(lambda: read_experiment(path))["made_by"]
+    made_by = ranks.here().decide(lambda: read_experiment(path))["made_by"]
+    simulation = rebuild(path, made_by, given, callbacks, criterion)
+    return _in_folder(simulation, lambda: RunFolder.open(path))
+
+
+def rebuild(
+    path: Path,
+    made_by: Mapping[str, Any],
+    given: Parts,
+    callbacks: Iterable[Callback] = (),
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+) -> Simulation:
+    """Make a run's simulation anew, as it was at its start; parts that are not those of `made_by` are refused."""
+    method, model, data, clients, settings = given
     settings = replace(settings, engine=made_by["engine"])
     simulation = Simulation(method, model, data, clients, settings, callbacks, criterion)
     for what, found in _fingerprints(simulation).items():
         if found != made_by[what]:
-            raise RunError(f"{path} was started with another {what} than the one given now: it cannot go on with it")
-    if group.size == made_by.get("ranks", 1):
+            raise RunError(f"{path} was started with another {what} than the one given now")
+    if simulation.ranks.size == made_by.get("ranks", 1):
         simulation.threads = made_by["threads"]
-    return _in_folder(simulation, lambda: RunFolder.open(path))
+    return simulation
 
 
 def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History:
@@ -95,42 +107,15 @@ def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History
         return simulation.run()
 
 
-def _described(simulation: Simulation) -> dict[str, Any]:
-    train = asdict(simulation.settings)
-    method = simulation.method
-    return {
-        "seed": train.pop("seed"),
-        "method": {"name": method.name, **{name: getattr(method, name) for name in method.hyperparameters()}},
-        "model": {"class": type(simulation.task.module(simulation.task.init)).__name__},
-        "data": {"source": simulation.data.name},
-        "split": {"n_clients": len(simulation.clients)},
-        "train": train,
-    }
-
-
-def _made_by(simulation: Simulation) -> dict[str, Any]:
-    return {
-        "fedkeep": fedkeep.__version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "engine": simulation.engine.name,
-        "device": simulation.task.device.type,
-        "threads": simulation.threads,
-        "ranks": simulation.ranks.size,
-        **_fingerprints(simulation),
-    }
-
-
 def _fingerprints(simulation: Simulation) -> dict[str, str]:
     data, clients, public = simulation.data, simulation.clients, simulation.data.public
     held = (public.x, public.y, public.x_val, public.y_val) if public else ()
-    parts = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *held)
+    arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *held)
     return {
         "criterion": getattr(simulation.task.criterion, "__qualname__", repr(simulation.task.criterion)),
-        "data": fingerprint(*(part for part in parts if part is not None)),
+        "data": fingerprint(*(part for part in arrays if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
-        "model": fingerprint({name: np.array(w.shape) for name, w in simulation.task.init.items()}),
+        "model": parts.model_fingerprint(simulation.task),
     }
 
 

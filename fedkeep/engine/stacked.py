@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep import tree
 from fedkeep.engine.graphs import Graphs
 from fedkeep.engine.layout import Layout
-from fedkeep.engine.local import Each, Job, Local, Trained, at_stage, stacked, unrolled
+from fedkeep.engine.local import Each, Job, Local, Trained, at_stage, unrolled, vmapped
 from fedkeep.task import Task, seeded
 from fedkeep.tree import Tree
 
@@ -24,13 +24,13 @@ from fedkeep.tree import Tree
 class Stacked:
     """Trains a cohort in one vectorised step per local step.
 
-    `each` is how a function is mapped over the clients: `stacked` by vmap, `layers.mapped` by vmap with our own
+    `each` is how a function is mapped over the clients: `vmapped` by vmap, `layers.mapped` by vmap with our own
     kernels, `unrolled` one by one on streams of their own, for modules that vmap cannot take.
     """
 
     name = "stacked"
 
-    def __init__(self, local: Local, x: Any, y: Tensor, each: Each = stacked) -> None:
+    def __init__(self, local: Local, x: Any, y: Tensor, each: Each = vmapped) -> None:
         self.local, self.x, self.y, self.each = local, x, y, each
         self.graphs = Graphs(self._step, local.task) if y.device.type == "cuda" else None
 
@@ -48,15 +48,15 @@ class Stacked:
         client = tree.stack([job.client for job in jobs])
         facts = local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad(), at_stage(method, "prepare"):
-            mine = stacked(lambda c, f: method.prepare(task, shared, c, f), client, facts)
-            params = stacked(lambda c, f: method.start(shared, c), client, facts)
+            mine = vmapped(lambda c, f: method.prepare(task, shared, c, f), client, facts)
+            params = vmapped(lambda c, f: method.start(shared, c), client, facts)
             notes = self._notes(shared, mine, cohort)
             held = {
                 "shared": shared,
                 "local": mine,
                 "drawn": self._drawn(shared, mine, facts, cohort, notes),
                 "params": tree.map(torch.clone, params),
-                "state": stacked(task.optimizer.init, params),
+                "state": vmapped(task.optimizer.init, params),
                 "notes": notes if local.notes_once else {},
                 "plan": cohort.plan,
                 "losses": torch.zeros(cohort.plan["at"].shape[:2], dtype=task.dtype, device=self.y.device),
@@ -70,7 +70,7 @@ class Stacked:
         params, losses = held["params"], held["losses"][: len(cohort.live)]
         measured = self._measure(params, shared, mine, cohort) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
-            upload, client = stacked(
+            upload, client = vmapped(
                 lambda w, loc, c, f, m: method.finish(shared, w, loc, c, f, m), params, mine, client, facts, measured
             )
         return Trained(params, upload, client, losses)
@@ -131,7 +131,7 @@ class Stacked:
         y = pad([self.y[own] for own in cohort.own], batch_first=True)
         valid, noise = cohort.valid_and_noise()
         padded = tree.map(lambda t: pad(list(torch.split(t, cohort.sizes)), batch_first=True), notes)
-        named = stacked(
+        named = vmapped(
             lambda f, y, v, u, n: method.draw(task, shared, f, y, v, u, n),
             facts,
             y,
@@ -145,7 +145,7 @@ class Stacked:
         at = cohort.examples[index + cohort.start[:, None]]
         inputs = local.inputs(tree.take(self.x, at.reshape(-1)))
         inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
-        each = unrolled if self.each is unrolled else stacked
+        each = unrolled if self.each is unrolled else vmapped
         note = each(lambda loc, x, y: local.note(shared, loc, x, y), mine, inputs, self.y[at])
         return {"drawn": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
 
@@ -159,7 +159,7 @@ class Stacked:
             width = batch["mask"].shape[1]
             batch["place"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
             with at_stage(local.method, "measure"):
-                sums = stacked(
+                sums = vmapped(
                     lambda w, b, loc: local.measure(w, b, shared, loc),
                     tree.take(params, slice(active)),
                     batch,

@@ -10,9 +10,9 @@ import typer
 
 from fedkeep import plain
 from fedkeep.compare import find
+from fedkeep.options import AsJson
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def export(

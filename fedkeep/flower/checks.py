@@ -61,7 +61,9 @@ def check_weights(upload: Tree, params: Tree) -> None:
         return
     if not isinstance(upload["params"], dict):
         raise Refused("its params are no weights")
-    expected, found = dict(_shapes(params)), dict(_shapes(upload["params"]))
+    expected, found = (
+        {path: (shape, dtype) for path, shape, dtype in form(weights)} for weights in (params, upload["params"])
+    )
     if wrong := sorted(expected.keys() ^ found.keys()):
         raise Refused(f"its weights are not the model's: {wrong[0]} is {'missing' if wrong[0] in expected else 'odd'}")
     for path, shape in expected.items():
@@ -99,7 +101,3 @@ def _difference(found: Form, expected: Form) -> str:
     path = odd[0][0]
     described = {name: {p: (s, t) for p, s, t in one} for name, one in (("found", found), ("expected", expected))}
     return f"{path} is {described['found'].get(path, 'missing')}, expected {described['expected'].get(path, 'nothing')}"
-
-
-def _shapes(params: Tree) -> list[tuple[str, Any]]:
-    return [(path, (tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))) for path, leaf in tree.items(params)]

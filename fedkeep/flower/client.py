@@ -16,10 +16,9 @@ from torch.utils.data import default_collate
 from fedkeep import losses, tree
 from fedkeep.data.augment import Inputs
 from fedkeep.data.dataset import Dataset, from_arrays
-from fedkeep.data.plan import make_plan
-from fedkeep.engine import device
+from fedkeep.engine import device, parts
 from fedkeep.engine.local import Local, Trained
-from fedkeep.engine.settings import DTYPES, Settings
+from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError
 from fedkeep.flower import protocol, wire
 from fedkeep.flower.memory import Memory, memory
@@ -47,18 +46,8 @@ class Examples:
     def of(cls, given: Any, settings: Settings, place: torch.device) -> Examples:
         """Take what a `data_fn` returned: (x, y), a torch data set, or one of ours, whose training part counts."""
         data = given if isinstance(given, Dataset) else _checked(given)
-        if settings.augment and data.image is None:
-            raise DataError(f"augmentation needs images [channels, height, width], not examples of {data.input_shape}")
-        dtype = DTYPES[settings.dtype]
-        mean, std = (t.to(place, dtype) if t is not None else None for t in (data.mean, data.std))
-        inputs = Inputs(dtype, mean, std, settings.augment or None)
-        x, y = tree.to(data.x_train, place), data.y_train.to(place)
-        return cls(x, y, inputs, data.image or (0, 0))
-
-    @property
-    def plain(self) -> Inputs:
-        """The way to the model without augmentation."""
-        return Inputs(self.inputs.dtype, self.inputs.mean, self.inputs.std)
+        inputs, image = parts.make_inputs(data, settings, place), parts.image_size(data, settings)
+        return cls(tree.to(data.x_train, place), data.y_train.to(place), inputs, image)
 
 
 @dataclass(frozen=True)
@@ -129,20 +118,9 @@ class Node:
         fresh = bool(client) and bool(ask.state) and state is None
         if fresh:
             log.warning("client %d has no state of round %d any more and starts anew", ask.client, ask.state)
-        n = len(examples.y)
-        plan = make_plan(
-            settings.seed,
-            ask.round,
-            ask.client,
-            n,
-            settings.epochs,
-            settings.batch_size,
-            settings.augment or None,
-            examples.image,
-        )
+        plan = parts.client_plan(settings, ask.round, ask.client, len(examples.y), examples.image)
         local = Local(method, task, examples.inputs, settings.clip_norm)
-        threads = device.threads(settings, task.device, sum(w.numel() for w in tree.leaves(task.init)))
-        with device.numerics(settings, threads):
+        with device.numerics(settings, task.device, device.threads(settings, task)):
             client = tree.to(client, task.device)
             return local.train_one(shared, client, examples.x, examples.y, plan, ask.lr), fresh
 
@@ -151,7 +129,7 @@ class Node:
     ) -> Task:
         """Make the task of this node's model."""
         model = protocol.build(self.model_fn, settings.seed)
-        return protocol.make_task(model, settings, n_classes, n_clients, public, self.criterion, place)
+        return parts.make_task(model, settings, n_classes, n_clients, public, self.criterion, place)
 
     def _agreed(self, ask: Ask, context: Context) -> FedAvg:
         """Return the method, if it is the server's and one that this node's config allows."""

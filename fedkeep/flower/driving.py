@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedkeep import forgetting
-from fedkeep.engine.rounds import _tree
+from fedkeep.engine import parts
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.flower import wire
 from fedkeep.history import Record
@@ -86,9 +86,8 @@ def _begin_from(inner: Strategy, arrays: ArrayRecord) -> None:
     missing = sorted(bench.task.init.keys() - given.keys())
     if missing:
         raise FedkeepError(f"the initial arrays lack {missing[0]}: they are not those of the model that model_fn makes")
-    params = {name: given[name].to(w) for name, w in bench.task.init.items()}
-    bench.task.init = params
-    bench.server = _tree(bench.method, "init_server", bench.method.init_server(bench.task, params))
+    bench.task.init = {name: given[name].to(w) for name, w in bench.task.init.items()}
+    bench.server = parts.init_server(bench.method, bench.task)
 
 
 def _seen(

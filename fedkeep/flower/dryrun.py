@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from fedkeep import tree
+from fedkeep import plain, tree
 from fedkeep.data.augment import Inputs
 from fedkeep.engine import device
 from fedkeep.errors import ConfigError, FedkeepError
@@ -63,7 +63,7 @@ def look(node: Node, context: Context, epochs: int = 1) -> Look:
     if not len(examples.y):
         raise ConfigError("this node has no examples: it would be left out of every round")
     classes = _classes(node, settings, examples, place)
-    public = _stand_in(examples, examples.plain, classes)
+    public = _stand_in(examples, examples.inputs.plain, classes)
     clients = int(context.run_config.get("num-clients", 2))
     task = node.task(settings, classes, clients, public, place)
     shared = method.broadcast(method.init_server(task, task.init))
@@ -117,19 +117,7 @@ def load_app(folder: Path) -> tuple[Node, dict[str, Any]]:
         raise ConfigError(f"the app's {module} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(app, FedkeepClientApp):
         raise ConfigError(f"{module}:{name} is not made by fedkeep.flower.client_app")
-    return app.node, flattened(about.get("config", {}))
-
-
-def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a config as Flower does.
-
-    >>> flattened({"seed": 0, "train": {"lr": 0.1}})
-    {'seed': 0, 'train.lr': 0.1}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat.update(flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
+    return app.node, plain.flat(about.get("config", {}))
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -165,7 +153,7 @@ def _classes(node: Node, settings: Any, examples: Examples, place: torch.device)
     task = node.task(settings, 2, 1, None, place)
     one = torch.zeros(1, dtype=torch.long, device=place)
     with torch.no_grad():
-        return int(task.apply(task.init, examples.plain(tree.take(examples.x, one))).shape[-1])
+        return int(task.apply(task.init, examples.inputs.plain(tree.take(examples.x, one))).shape[-1])
 
 
 def _stand_in(examples: Examples, inputs: Inputs, classes: int) -> Public:

@@ -52,11 +52,6 @@ class Nodes:
         """Return which client a node is."""
         return next((client for client, other in self.of_client.items() if other == node), None)
 
-    def named(self, node: int) -> str:
-        """Name a node for people."""
-        client = self.client(node)
-        return f"node {node}" if client is None else f"client {client} (node {node})"
-
     def collect_late(self, grid: Grid) -> list[Message]:
         """Look whether busy nodes have answered in the meantime, and return what they said."""
         if not self.busy:

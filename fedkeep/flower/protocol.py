@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeep import methods, optim
-from fedkeep.data.augment import Augment
-from fedkeep.engine.settings import DTYPES, Settings
+from fedkeep import methods
+from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError, nearest
 from fedkeep.method import FedAvg
 from fedkeep.runs import fingerprint
-from fedkeep.task import Public, Task, seeded
+from fedkeep.task import Task, seeded
 
 VERSION = 1  # of this protocol; a node refuses another
 QUERY = "fedkeep"  # the query in which a node says which client it is
@@ -69,16 +68,12 @@ def pack_settings(settings: Settings) -> str:
 
 def unpack_settings(text: str, device: str) -> Settings:
     """Undo `pack_settings`, for a node that computes on this device."""
-    given = json.loads(text)
-    if given["augment"] is not None:
-        given["augment"] = Augment(**given["augment"])
-    return Settings(**given, device=device, engine="loop")
+    return Settings.of({**json.loads(text), "device": device, "engine": "loop"})
 
 
 def describe(method: FedAvg) -> str:
     """Say which method this is, hyperparameters and all."""
-    hypers = {name: getattr(method, name) for name in method.hyperparameters()}
-    return json.dumps({"name": method.name, **hypers})
+    return json.dumps(method.described())
 
 
 def chosen_method(given: FedAvg | str | None, run_config: Mapping[str, Any]) -> FedAvg:
@@ -128,30 +123,6 @@ def build(model_fn: Any, seed: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise FedkeepError(f"model_fn must return a torch.nn.Module, not {type(model).__name__}")
     return model
-
-
-def make_task(
-    model: nn.Module,
-    settings: Settings,
-    n_classes: int,
-    n_clients: int,
-    public: Public | None,
-    criterion: Any,
-    device: torch.device,
-) -> Task:
-    """Make the task as the simulation does."""
-    return Task(
-        model,
-        n_classes,
-        n_clients,
-        public,
-        criterion,
-        optimizer=optim.make(settings.optimizer, settings.momentum, settings.weight_decay),
-        lr=settings.lr_in,
-        device=device,
-        dtype=DTYPES[settings.dtype],
-        autocast=DTYPES[settings.autocast] if settings.autocast else None,
-    )
 
 
 def constants(task: Task) -> str:

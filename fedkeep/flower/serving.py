@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -15,21 +14,19 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-import fedkeep
 from fedkeep import tree
 from fedkeep.data.augment import Inputs
 from fedkeep.data.dataset import Dataset, from_arrays
-from fedkeep.engine import device
+from fedkeep.engine import device, parts
 from fedkeep.engine.evaluate import evaluate
-from fedkeep.engine.rounds import _prepared, _tree
-from fedkeep.engine.settings import DTYPES, Settings
+from fedkeep.engine.settings import Settings
 from fedkeep.errors import DataError, FedkeepError, RunError
 from fedkeep.flower import protocol
 from fedkeep.history import History, Record
 from fedkeep.method import FedAvg
-from fedkeep.runs import EXPERIMENT, RunFolder, fingerprint, read_experiment
+from fedkeep.runs import EXPERIMENT, RunFolder, read_experiment
 from fedkeep.store import ClientStore
-from fedkeep.task import Public, Task, check_forward
+from fedkeep.task import Task, check_forward
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
@@ -89,8 +86,7 @@ class Bench:
         self.server = server
         for client in record["cohort"]:
             self.visits.put(client, {}, number)
-        every = self.settings.eval_every
-        if number % every == 0 or number == self.settings.rounds:
+        if self.settings.due(self.settings.eval_every, number):
             record.update(self.evaluate())
         record["seconds"] = time.perf_counter() - began
         self.round = number
@@ -102,7 +98,7 @@ class Bench:
         if self.test is None:
             return {}
         x, y = self.test
-        with device.numerics(self.settings, self.threads):
+        with device.numerics(self.settings, self.task.device, self.threads):
             confusion, loss = evaluate(self.task, self.params, x, y, self.inputs)
         return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(y)}
 
@@ -143,14 +139,9 @@ def set_up(
     classes = n_classes or (data.n_classes if data else None)
     if classes is None:
         raise FedkeepError("how many classes are there? give the server a data_fn to test with, or n_classes")
-    dtype = DTYPES[settings.dtype]
-    mean, std = (
-        t.to(place, dtype) if data and t is not None else None
-        for t in ((data.mean, data.std) if data else (None, None))
-    )
-    inputs = Inputs(dtype, mean, std)
-    public: Public | None = _prepared(data.public if data else None, inputs, place)
-    task = protocol.make_task(model, settings, classes, n_clients, public, criterion, place)
+    inputs = parts.make_inputs(data, settings, place).plain
+    public = parts.prepared(data.public if data else None, inputs, place)
+    task = parts.make_task(model, settings, classes, n_clients, public, criterion, place)
     test = (tree.to(data.x_test, place), data.y_test.to(place)) if data else None
     if test is not None:
         check_forward(task, inputs(tree.take(test[0], torch.zeros(2, dtype=torch.long, device=place))))
@@ -159,10 +150,10 @@ def set_up(
         settings,
         task,
         n_clients,
-        _tree(method, "init_server", method.init_server(task, task.init)),
+        parts.init_server(method, task),
         History(method.name, {**asdict(settings), "engine": "flower"}, build=task.module),
         protocol.constants(task),
-        device.threads(settings, place, sum(w.numel() for w in tree.leaves(task.init))),
+        device.threads(settings, task),
         inputs,
         test,
         secrets.token_hex(16),
@@ -205,26 +196,11 @@ def _same_but_rounds(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def _described(bench: Bench, data: Dataset | None) -> dict[str, Any]:
-    train = asdict(bench.settings)
-    model = bench.task.module(bench.task.init)
+    source = data.name if data else "federation"
     return {
-        "seed": train.pop("seed"),
+        **parts.described(bench.method, bench.settings, bench.task, source, bench.n_clients),
         "checkpoint_every": 1,
-        "method": {"name": bench.method.name, **{k: getattr(bench.method, k) for k in bench.method.hyperparameters()}},
-        "model": {"class": type(model).__name__},
-        "data": {"source": data.name if data else "federation"},
-        "split": {"n_clients": bench.n_clients},
-        "train": train,
-        "made_by": {
-            "fedkeep": fedkeep.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "engine": "flower",
-            "device": bench.task.device.type,
-            "threads": bench.threads,
-            "run": bench.run,
-            "model": fingerprint({name: w.shape for name, w in bench.task.init.items()}),
-        },
+        "made_by": {**parts.made_by("flower", bench.task, bench.threads), "run": bench.run},
     }
 
 

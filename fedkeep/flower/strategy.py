@@ -21,10 +21,8 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
 from fedkeep import losses, tree
-from fedkeep.data.plan import sample_cohort, server_seed
-from fedkeep.engine import device
-from fedkeep.engine.finite import check_server
-from fedkeep.engine.rounds import _tree
+from fedkeep.data.plan import sample_cohort
+from fedkeep.engine import device, parts
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import checks, protocol, wire
 from fedkeep.flower.checks import Limits
@@ -33,7 +31,7 @@ from fedkeep.flower.nodes import Nodes
 from fedkeep.flower.protocol import Ask
 from fedkeep.flower.serving import Bench, set_up
 from fedkeep.history import Record
-from fedkeep.method import Cohort, FedAvg
+from fedkeep.method import FedAvg
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
@@ -120,7 +118,7 @@ class Strategy(FlowerStrategy):
         late = self.nodes.collect_late(grid)
         pending.collect(late, self.nodes, bench.params, self.limits, late=True)
         self._wait_for_nodes(grid)
-        shared = _tree(bench.method, "broadcast", bench.method.broadcast(bench.server))
+        shared = parts.broadcast(bench.method, bench.server)
         absent = [k for k in pending.missing() if k not in self.nodes.of_client]
         busy = [k for k in pending.missing() if self.nodes.of_client.get(k) in self.nodes.busy]
         pending.failed.update(dict.fromkeys(absent, "not connected"))
@@ -146,21 +144,17 @@ class Strategy(FlowerStrategy):
         if found < needed:
             log.warning("round %d: %d good replies, %d are needed (%s)", pending.number, found, needed, pending.why())
             return None, None
-        cohort = sorted(pending.uploads)
+        ids = sorted(pending.uploads)
         pending.server = bench.server
-        if cohort:
-            self.form = checks.form(pending.uploads[cohort[0]])
-            uploads = tree.stack([tree.to(pending.uploads[k], bench.task.device) for k in cohort])
-            seed = server_seed(bench.settings.seed, pending.number)
-            with device.numerics(bench.settings, bench.threads):
-                made = bench.method.aggregate(
-                    bench.task, bench.server, uploads, Cohort(tuple(cohort), pending.number, seed)
-                )
-            pending.server = tree.detach(_tree(bench.method, "aggregate", made))
-            check_server(pending.number, pending.server)
+        if ids:
+            self.form = checks.form(pending.uploads[ids[0]])
+            uploads = tree.stack([tree.to(pending.uploads[k], bench.task.device) for k in ids])
+            cohort = parts.make_cohort(bench.settings, ids, pending.number)
+            with device.numerics(bench.settings, bench.task.device, bench.threads):
+                pending.server = parts.aggregate(bench.method, bench.task, bench.server, uploads, cohort)
         else:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", pending.number)
-        return self.arrays(pending.server), MetricRecord({"replies": len(cohort)})
+        return self.arrays(pending.server), MetricRecord({"replies": len(ids)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

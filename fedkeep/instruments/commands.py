@@ -9,6 +9,7 @@ import typer
 
 from fedkeep import plain
 from fedkeep.errors import FedkeepError
+from fedkeep.options import AsJson
 
 
 def analyse(
@@ -26,7 +27,7 @@ def analyse(
     steps: Annotated[int, typer.Option(help="Points of a loss surface, each way.")] = 15,
     span: Annotated[float, typer.Option(help="How far a loss surface reaches.")] = 1.0,
     directions: Annotated[str, typer.Option(help="Of a loss surface: hessian or random.")] = "hessian",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train the round after a run's checkpoint aside, and look where and why it forgets; the run stays as it is.
 

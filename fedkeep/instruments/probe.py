@@ -6,7 +6,7 @@ The run itself is not touched: no file is written, no lock taken, and the simula
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import forgetting, losses, methods, tree
-from fedkeep.data import Augment, Dataset, Partition
+from fedkeep import forgetting, losses, splits, tree
+from fedkeep.data import Dataset, Partition
 from fedkeep.data.augment import Inputs
-from fedkeep.data.plan import sample_cohort, server_seed
-from fedkeep.engine import device
+from fedkeep.engine import device, parts
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.finite import check_finite
 from fedkeep.engine.rounds import Simulation
-from fedkeep.engine.settings import Settings
-from fedkeep.engine.simulate import _fingerprints
+from fedkeep.engine.simulate import Parts, rebuild
 from fedkeep.errors import ConfigError, FedkeepError, RunError
-from fedkeep.method import Cohort, FedAvg
+from fedkeep.method import FedAvg
+from fedkeep.resuming import given_again
 from fedkeep.runs import CHECKPOINT, CLIENTS, read_experiment
 from fedkeep.store import ClientStore, read_tree
 from fedkeep.tree import Tree
-
-Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,7 @@ class Probe:
     @cached_property
     def inputs(self) -> Inputs:
         """The way from stored examples to the model, as in evaluation: nothing is augmented."""
-        data = self.simulation.data
-        return Inputs(self.simulation.task.dtype, data.mean, data.std)
+        return self.simulation.local.inputs.plain
 
     @cached_property
     def class_accuracy(self) -> np.ndarray:
@@ -87,8 +83,7 @@ class Probe:
     def test_examples(self, most: int) -> tuple[Any, Tensor]:
         """Return what the model sees of the test set, spread evenly over it where it has more than `most` examples."""
         s = self.simulation
-        n = len(s.y_test)
-        at = torch.from_numpy(np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))).to(s.y_test.device)
+        at = torch.from_numpy(splits.evenly(len(s.y_test), most)).to(s.y_test.device)
         return self.inputs(tree.take(s.x_test, at)), s.y_test[at]
 
 
@@ -96,20 +91,18 @@ def probe(simulation: Simulation) -> Probe:
     """Train the cohort of the next round aside, exactly as the simulation would, and average it."""
     settings, method, number = simulation.settings, simulation.method, simulation.round + 1
     shared = method.broadcast(simulation.server)
-    sampled = sample_cohort(settings.seed, number, len(simulation.clients), simulation.cohort_size)
-    jobs = [simulation._job(int(k), number, shared) for k in sampled if len(simulation.clients[int(k)])]
-    if not jobs:
+    ids, _ = simulation.planner.cohort(number)
+    if not ids:
         raise FedkeepError(f"none of the clients sampled for round {number} has any examples: there is nothing to see")
-    ids, parts = [job.id for job in jobs], []
-    with device.numerics(settings, simulation.threads):
+    jobs, done = [simulation._job(k, number, shared) for k in ids], []
+    with device.numerics(settings, simulation.task.device, simulation.threads):
         for some, trained in simulation._in_chunks(shared, jobs, settings.lr_in(number)):
             check_finite(number, some, trained, shared["params"])
             kept = {"params": trained.params, "upload": trained.upload}
-            parts.append(tree.map(lambda w: w.detach().clone(), kept))  # an engine may use its memory again
-        done = tree.cat(parts)
-        cohort = Cohort(tuple(ids), number, server_seed(settings.seed, number))
-        after = method.aggregate(simulation.task, simulation.server, done["upload"], cohort)["params"]
-    return Probe(simulation, number, ids, tree.detach(simulation.params), done["params"], tree.detach(after))
+            done.append(tree.map(lambda w: w.detach().clone(), kept))  # an engine may use its memory again
+        whole, cohort = tree.cat(done), parts.make_cohort(settings, ids, number)
+        after = method.aggregate(simulation.task, simulation.server, whole["upload"], cohort)["params"]
+    return Probe(simulation, number, ids, tree.detach(simulation.params), whole["params"], tree.detach(after))
 
 
 def open_run(
@@ -128,23 +121,8 @@ def open_run(
     """
     path = Path(run_dir)
     about = read_experiment(path)
-    if model is None and data is None and clients is None:
-        parts: Parts = _from_file(path, about)
-    elif model is None or data is None or clients is None:
-        raise RunError("give all three of model, data and clients, or none of them")
-    else:
-        hypers = {key: value for key, value in about["method"].items() if key != "name"}
-        train = dict(about["train"])
-        if "augment" in train:
-            train["augment"] = Augment(**train["augment"])
-        method = method or methods.get(about["method"]["name"])(**hypers)
-        parts = (method, model, data, clients, Settings(**train, seed=about["seed"]))
-    made_by = about["made_by"]
-    settings = replace(parts[4], engine=made_by["engine"])
-    simulation = Simulation(parts[0], parts[1], parts[2], parts[3], settings, (), criterion)
-    for what, found in _fingerprints(simulation).items():
-        if found != made_by[what]:
-            raise RunError(f"{path} was made with another {what} than the one given now")
+    given = given_again(about, method, model, data, clients) or _from_file(path, about)
+    simulation = rebuild(path, about["made_by"], given, criterion=criterion)
     return _at_checkpoint(simulation, path)
 
 
@@ -168,6 +146,5 @@ def _at_checkpoint(simulation: Simulation, path: Path) -> Simulation:
     simulation.server = tree.to(saved["server"], simulation.task.device)
     simulation.round = int(about["round"])
     simulation.states = ClientStore(path / CLIENTS, cache_bytes=1 << 62)
-    index = saved["clients"]
-    simulation.states.rounds = dict(zip(index["id"].tolist(), index["round"].tolist(), strict=True))
+    simulation.states.look_at(saved["clients"])
     return simulation

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from importlib.metadata import entry_points
+from typing import Any
 
 from fedkeep.errors import MethodError, nearest
 from fedkeep.method import FedAvg
@@ -49,6 +51,7 @@ __all__ = [
     "Scaffold",
     "discover",
     "get",
+    "make",
 ]
 
 ENTRY_POINT_GROUP = "fedkeep.methods"
@@ -108,3 +111,13 @@ def get(name: str) -> type[FedAvg]:
     if found is None:
         raise MethodError(f"unknown method {name!r}: {nearest(name, REGISTRY)}")
     return found
+
+
+def make(described: Mapping[str, Any]) -> FedAvg:
+    """Make the method that `described()` described: its name, and its hyperparameters or some of them.
+
+    >>> make({"name": "fedntd", "beta": 0.5}).beta
+    0.5
+    """
+    hypers = dict(described)
+    return get(hypers.pop("name"))(**hypers)

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from fedkeep.errors import FedkeepError, RunError
+from fedkeep.options import AsJson
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
 
@@ -20,7 +21,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders,
 def report(
     folders: Runs,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write one page that shows what runs forgot, when, and where: a single file, to be opened or sent as it is.
 
