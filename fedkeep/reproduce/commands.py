@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedkeep import plain
 from fedkeep.errors import FedkeepError
+from fedkeep.options import AsJson
 
 
 def reproduce(
@@ -23,7 +24,7 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Print what there is; run nothing.")] = False,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs/reproduce"),
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, each in a process of its own.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
     """Run a paper's table and print it beside the paper's own figures; without TABLE, list those there are.
