@@ -129,3 +129,16 @@ def test_another_package_adds_a_method_through_the_entry_point(tmp_path: Path) -
     assert "wrong" not in found
     assert "broken" in done.stderr
     assert "not a subclass" in done.stderr
+
+
+def test_a_run_does_not_wait_for_imports_it_has_no_use_for(tmp_path: Path) -> None:
+    code = f"""
+    import sys
+    import fedkeep as fk
+    data = fk.data.load("digits")
+    clients = fk.data.partition.iid(data.y_train, 4)
+    fk.simulate("fedntd", "mlp", data, clients, rounds=1, participation=2, run_dir={str(tmp_path / "run")!r})
+    print([name for name in ("torch._dynamo", "sklearn", "pandas", "matplotlib") if name in sys.modules])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

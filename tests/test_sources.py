@@ -979,3 +979,15 @@ def test_the_page_on_data_gives_every_command_option_and_normalisation():
             assert f"{value}" in row
     assert [field.name for field in dataclasses.fields(Options) if f"`{field.name}" not in text] == []
     assert [guess for guess in (*columns._X, *columns._Y) if f"`{guess}`" not in text] == []
+
+
+def test_digits_are_scikit_learns_with_and_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    from fedkeep.data.sources import arrays
+
+    raw = load_digits()
+    expected = np.column_stack([raw.data, raw.target])
+    assert np.array_equal(arrays._digits(), expected)
+    monkeypatch.setattr(arrays.Path, "is_file", lambda self: False)
+    assert np.array_equal(arrays._digits(), expected)

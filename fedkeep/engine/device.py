@@ -75,4 +75,5 @@ def numerics(settings: Settings, device: torch.device, threads: int | None = Non
         if device.type == "cuda":
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if settings.deterministic:  # else untouched: setting it, even to what it is, imports torch's compiler
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
