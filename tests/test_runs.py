@@ -93,7 +93,7 @@ def _run_until_event(method: str, path: str, event: int) -> None:
 @pytest.fixture(scope="module")
 def forks():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedkeep.config", "sklearn.datasets"])
+    context.set_forkserver_preload(["fedkeep.config"])
     return context
 
 
