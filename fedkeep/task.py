@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedkeep import losses, tree
 from fedkeep.errors import ModelError
@@ -56,6 +55,7 @@ class Task:
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
         self._train = copy.deepcopy(self._eval).train()
+        self._evaluated, self._trained = _Lent(self._eval), _Lent(self._train)
         self.init: Tree = {name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad}
         if not self.init:
             raise ModelError("the model has no parameter that requires a gradient: there is nothing to train")
@@ -68,7 +68,7 @@ class Task:
 
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
         """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
-        logits = self._call(self._train if train else self._eval, params, x)
+        logits = self._call(train, params, lambda module: module(x))
         return logits.to(self.dtype) if isinstance(logits, Tensor) else logits
 
     def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,12 @@ class Task:
                 f"{type(self._eval).__name__} has no features(x) and head(h): give the model these two methods, "
                 "with forward(x) = head(features(x)), to use a method that looks at features"
             )
-        features, logits = self._call(_Outputs(self._train if train else self._eval), _inside(params), x)
+
+        def both(module: Any) -> tuple[Tensor, Tensor]:
+            features = module.features(x)
+            return features, module.head(features)
+
+        features, logits = self._call(train, params, both)
         return features.to(self.dtype), logits.to(self.dtype)
 
     def module(self, params: Tree) -> nn.Module:
@@ -93,27 +98,38 @@ class Task:
                     p.copy_(params[name])
         return model
 
-    def _call(self, module: nn.Module, params: Tree, x: Any) -> Any:
+    def _call(self, train: bool, params: Tree, use: Callable[[nn.Module], Any]) -> Any:
         # no cache of cast weights: inside a CUDA graph it would outlive its memory
         wanted = self.autocast is not None
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
-            return functional_call(module, params, (x,))
+            return (self._trained if train else self._evaluated)(params, use)
 
 
-class _Outputs(nn.Module):
-    """Turns features and head into one forward pass, so that `functional_call` can serve it."""
+class _Lent:
+    """A module that is lent other weights for a call, in every place where it keeps its own.
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
+    `torch.func.functional_call` does the same, but looks for the places at each call, and these calls are many.
+    """
 
-    def forward(self, x: Any) -> tuple[Tensor, Tensor]:
-        features = self.inner.features(x)  # type: ignore[operator]
-        return features, self.inner.head(features)  # type: ignore[operator]
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        names = {id(p): name for name, p in module.named_parameters()}
+        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
+        for part in module.modules():
+            for leaf, p in part._parameters.items():
+                if p is not None:
+                    self.places[names[id(p)]].append((part._parameters, leaf))
 
-
-def _inside(params: Tree) -> Tree:
-    return {f"inner.{name}": value for name, value in params.items()}
+    def __call__(self, params: Tree, use: Callable[[nn.Module], Any]) -> Any:
+        own = [(place, leaf, place[leaf]) for name in params for place, leaf in self.places[name]]
+        try:
+            for name, weight in params.items():
+                for place, leaf in self.places[name]:
+                    place[leaf] = weight
+            return use(self.module)
+        finally:
+            for place, leaf, weight in own:
+                place[leaf] = weight
 
 
 def check_model(model: nn.Module) -> None:
@@ -121,6 +137,11 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
+            raise ModelError(
+                f"{name or 'the model'} is a {type(module).__name__}, which cannot be lent other weights: give the "
+                "module that it was made from"
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ModelError(
                 f"{name or 'the model'} is {type(module).__name__}: its statistics mix the examples of a batch, "

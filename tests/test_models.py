@@ -620,3 +620,37 @@ def test_the_page_on_models_runs_as_written_and_counts_every_network():
         with torch.device("meta"):
             model = models.build(name, (int(channels), int(side), int(side)), int(n_classes))
         assert sum(p.numel() for p in model.parameters()) == int(total.replace(",", "")), name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", [torch.jit.script, torch.nn.DataParallel])
+def test_a_module_that_cannot_be_lent_weights_is_refused(wrap) -> None:
+    with pytest.raises(ModelError, match="give the module that it was made from"):
+        Task(wrap(torch.nn.Linear(4, 3)), 3, 1)
+
+
+def test_lent_weights_are_used_and_given_back() -> None:
+    """An LSTM keeps weights in two places, the embedding shares one with the output; a failing call gives back too."""
+
+    class Reader(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(7, 5)
+            self.reader = torch.nn.LSTM(5, 5, batch_first=True)
+            self.out = torch.nn.Linear(5, 7)
+            self.out.weight = self.words.weight
+
+        def forward(self, x):
+            return self.out(self.reader(self.words(x))[0][:, -1])
+
+    task, x = Task(Reader(), 7, 1), torch.arange(6).reshape(2, 3)
+    assert "out.weight" not in task.init
+    before = task.apply(task.init, x)
+    other = {name: torch.randn_like(w) for name, w in task.init.items()}
+    expected = Reader()
+    expected.load_state_dict({**other, "out.weight": other["words.weight"]})
+    assert torch.equal(task.apply(other, x), expected(x))
+    with pytest.raises(IndexError):
+        task.apply(other, x + 7)
+    assert torch.equal(task.apply(task.init, x), before)
+    assert torch.equal(task._eval.out.weight, task.init["words.weight"])
