@@ -38,7 +38,7 @@ from fedkeep.engine import ranks
 from fedkeep.engine.rounds import Callback, Simulation
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.simulate import go_on, start
-from fedkeep.errors import ConfigError, FedkeepError, nearest
+from fedkeep.errors import ConfigError, FedkeepError, RunError, nearest
 from fedkeep.history import History
 from fedkeep.method import FedAvg
 from fedkeep.runs import FORMAT, load_run, read_experiment, saved_round
@@ -110,6 +110,8 @@ class Experiment(BaseModel):
         _subject("data", given)
         own = [name for name in inspect.signature(load).parameters if name != "options"]
         _known("data", given, [*own, *(f.name for f in fields(Options) if f.name != "tokenizer")])
+        if given.get("public") is not None and given.get("public_ids") is not None:
+            raise ConfigError("data.public and data.public_ids are two ways to choose the same: give one of them")
         return given
 
     @field_validator("split")
@@ -152,7 +154,7 @@ class Experiment(BaseModel):
         if kind == "by_id" and data.ids is None:
             raise ConfigError(f"split.kind = 'by_id': the data set {data.name} does not say whose its examples are")
         split = partition.by_id(data.ids) if kind == "by_id" else SPLITS[kind](data.y_train, **plain["split"])
-        return data, split.without(held, self.seed) if held else split
+        return data, split.without(held, plain["split"].get("seed", self.seed)) if held else split
 
     def parts(self) -> tuple[FedAvg, nn.Module, Dataset, Partition, Settings]:
         """Make the method, the model, the data, the split and the settings."""
@@ -182,7 +184,9 @@ class Experiment(BaseModel):
         theirs = Experiment.from_dict(read_experiment(path)).to_dict()
         if theirs != self.to_dict():
             key = next(k for k in _differences(theirs, self.to_dict()))
-            raise ConfigError(f"{path} holds another experiment, which differs in {key}; choose another --name")
+            raise ConfigError(
+                f"{path} holds another experiment, which differs in {key}: choose another folder for this one"
+            )
         return False
 
     def resume(self, path: Path, callbacks: Iterable[Callback] = ()) -> History:
@@ -190,6 +194,8 @@ class Experiment(BaseModel):
         if ranks.here().decide(lambda: (saved_round(path) or 0) < self.train.rounds):
             return go_on(path, self.parts(), callbacks)
         found = load_run(path)
+        if found.records[-1]["round"] < self.train.rounds:
+            raise RunError(f"{path} has come to its end, but the lines of its last rounds are lost: run it anew")
         found.build = self._module
         return found
 
@@ -258,10 +264,19 @@ def merge(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     out = dict(given)
     for key, change in changes.items():
         old, new = _table(key, out.get(key)), _table(key, change)
-        subject = _SUBJECT.get(key, "") if key != "data" else ""
-        other = isinstance(new, dict) and subject in new and new[subject] != (old or {}).get(subject)
-        out[key] = merge(old, new) if isinstance(old, dict) and isinstance(new, dict) and not other else new
+        subject = _SUBJECT[key] if key in ("method", "model", "split") else None
+        other = (
+            subject is not None and isinstance(new, dict) and new.get(subject) not in (None, (old or {}).get(subject))
+        )
+        out[key] = new if other else _over(old, new)
     return out
+
+
+def _over(old: Any, new: Any) -> Any:
+    """Put a value over another; tables key by key, however deep."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _over(old.get(key), value) for key, value in new.items()}}
 
 
 def _table(section: str, value: Any) -> Any:

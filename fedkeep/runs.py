@@ -161,6 +161,8 @@ def read_records(path: Path, upto: int | None = None) -> list[Record]:
             records.append(json.loads(line))
         except ValueError as error:
             raise RunError(f"{path}, line {number} is damaged: {error}") from error
+        if len(records) > 1 and records[-1]["round"] != records[-2]["round"] + 1:
+            raise RunError(f"{path}, line {number}: round {records[-1]['round']} follows on {records[-2]['round']}")
     return records
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedkeep.config import Experiment
+from fedkeep.engine import ranks
 from fedkeep.engine.rounds import Callback
 from fedkeep.errors import FedkeepError
 from fedkeep.history import History
@@ -51,6 +52,8 @@ def run_all(
 ) -> Iterator[tuple[str, History | FedkeepError]]:
     """Run experiments into folders of their names, and yield each when it is done; one may fail, the rest go on."""
     extras = extras or Extras()
+    if jobs > 1 and ranks.here().size > 1:
+        raise FedkeepError("several runs at a time (--jobs) and several processes a run (torchrun) exclude each other")
     if jobs == 1:
         for label, experiment in experiments.items():
             progress.begin(label)

@@ -147,12 +147,12 @@ def rounds_table(
 
 
 def reached(rounds: Sequence[int | None]) -> str:
-    """Write the median of those that got there.
+    """Write the median, with those that never got there counted as later than all others, and how many did.
 
-    >>> reached([3, 5, 8]), reached([3, None]), reached([None])
-    ('5', '3 (1 of 2)', '-')
+    >>> reached([3, 5, 8]), reached([3, 5, None]), reached([3, None, None]), reached([None])
+    ('5', '5 (2 of 3)', '- (1 of 3)', '-')
     """
     there = [r for r in rounds if r is not None]
-    if not there:
-        return "-"
-    return f"{np.median(there):g}" + (f" ({len(there)} of {len(rounds)})" if len(there) < len(rounds) else "")
+    middle = np.median([np.inf if r is None else r for r in rounds])
+    some = f" ({len(there)} of {len(rounds)})" if 0 < len(there) < len(rounds) else ""
+    return (f"{middle:g}" if np.isfinite(middle) else "-") + some

@@ -558,3 +558,21 @@ def test_load_takes_owners_for_the_public_part() -> None:
         load("digits", public=1, public_ids=1)
     with pytest.raises(DataError, match="does not say whose"):
         load("digits", min_per_id=2)
+
+
+def test_owners_are_counted_over_training_and_test_and_leave_both() -> None:
+    """Owner a has 2 + 3 examples, b 4 + 1, c 6 + 0, d none but 2 to test with."""
+    n, m = torch.arange(12), torch.arange(100, 106)
+    data = from_arrays(n[:, None], n % 3, m[:, None], m % 3, ids=list("aabbbbcccccc"), test_ids=list("aaabdd"))
+    five = data.of_owners_with(5)
+    assert sorted(set(five.ids)) == ["a", "b", "c"]
+    assert list(five.test_ids) == list("aaab"), "d has two in all"
+    six = data.of_owners_with(2).with_public(2, validation=0.0, by_id=True, seed=3)
+    gone = set("abc") - set(six.ids)
+    assert len(gone) == 2
+    whose = dict(zip([*n.tolist(), *m.tolist()], "aabbbbccccccaaabdd", strict=True))
+    assert {whose[i] for i in six.public.x[:, 0].tolist()} == gone
+    assert len(six.public.y) == sum(owner in gone for owner in whose.values())
+    assert {whose[i] for i in six.x_test[:, 0].tolist()} == set("abd") - gone, "who is tested only stays"
+    with pytest.raises(DataError, match="test_ids has 2 entries"):
+        from_arrays(n[:, None], n % 3, m[:, None], m % 3, test_ids=[1, 2])

@@ -774,6 +774,8 @@ def test_a_set_that_is_not_there_says_where_it_belongs_and_what_gets_it(name, tm
     assert f"'{root / name}'" in line  # quoted: it can be pasted into a shell
     assert "https://" in line or "http://cs231n" in line or "hf download" in line
     (root / name).mkdir(parents=True)
+    refused(name, rf"{name} is expected in .*, which is empty; this gets it: ", root=root)
+    (root / name / "half a file").touch()
     refused(name, rf"{name} is incomplete: .*; this gets it: ", root=root)
 
 

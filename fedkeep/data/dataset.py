@@ -30,6 +30,7 @@ class Dataset:
     public: Public | None = None
     name: str = "arrays"
     ids: np.ndarray | None = None  # [n] whose each training example is: a writer, a hospital
+    test_ids: np.ndarray | None = None  # [m] whose each test example is, where that is known
 
     @property
     def image(self) -> tuple[int, int] | None:
@@ -43,14 +44,16 @@ class Dataset:
         return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
 
     def of_owners_with(self, at_least: int) -> Dataset:
-        """Leave out the training examples of those who have fewer than so many; FEMNIST's writers with 50 or more."""
+        """Leave out owners who have fewer examples than that, training and test taken together (50 in Flashback)."""
         if isinstance(at_least, bool) or not isinstance(at_least, int | np.integer) or at_least < 1:
             raise DataError(f"min_per_id must be a whole number of at least 1, not {at_least!r}")
-        _, owner = np.unique(self._owners("min_per_id"), return_inverse=True)
-        kept = np.flatnonzero(np.bincount(owner)[owner] >= at_least)
-        if not len(kept):
+        ids = self._owners("min_per_id")
+        everyone = ids if self.test_ids is None else np.concatenate([ids, self.test_ids])
+        owners, sizes = np.unique(everyone, return_counts=True)
+        few = owners[sizes < at_least]
+        if np.isin(ids, few).all():
             raise DataError(f"min_per_id = {at_least}: nobody has that many examples")
-        return self._train_on(kept)
+        return self._without(few)
 
     def with_public(
         self, public: float | int, validation: float = 0.25, seed: int = 0, *, by_id: bool = False
@@ -58,26 +61,19 @@ class Dataset:
         """Move examples from training to the server, before any split.
 
         A share (0 < public < 1) is drawn at random; a whole number is a count per class, or `by_id` the number of
-        owners (writers, hospitals) all of whose examples move. Of what is drawn the share `validation` (of each class,
-        where it is a count per class) is held back to validate with, the rest is to train on or to look at; at least
-        one example (of each class) is.
+        owners (writers, hospitals) all of whose examples move, those of the test too. Of what is drawn the share
+        `validation` (of each class, where it is a count per class) is held back to validate with, the rest is to train
+        on or to look at; at least one example (of each class) is.
         """
         if self.public is not None:
             raise DataError("this data set has a public part already")
         if not 0 <= validation < 1:
             raise DataError(f"validation must be a share in [0, 1), not {validation}")
+        if by_id:
+            return self._with_public_owners(public, validation, split_rng(seed, "public"))
         rng, y, n = split_rng(seed, "public"), self.y_train.numpy(), len(self.y_train)
         whole = isinstance(public, int | np.integer) and not isinstance(public, bool) and public >= 1
-        if by_id and whole:
-            owners, owner = np.unique(self._owners("public_ids"), return_inverse=True)
-            if public >= len(owners):
-                raise DataError(f"public_ids = {public}, but there are {len(owners)}: none would be left as clients")
-            chosen = rng.permutation(np.flatnonzero(np.isin(owner, rng.permutation(len(owners))[: int(public)])))
-            held = min(round(validation * len(chosen)), len(chosen) - 1)
-            val, train = chosen[:held], chosen[held:]
-        elif by_id:
-            raise DataError(f"public_ids must be a whole number of at least 1, not {public!r}")
-        elif whole:
+        if whole:
             drawn = np.stack([_per_class(rng, y, c, int(public)) for c in range(self.n_classes)])
             held = min(math.ceil(validation * public - 1e-9), int(public) - 1)
             val, train = drawn[:, :held].reshape(-1), drawn[:, held:].reshape(-1)
@@ -99,6 +95,40 @@ class Dataset:
             labels[val],
         )
         return replace(self._train_on(kept), public=held_back)
+
+    def _with_public_owners(self, number: float | int, validation: float, rng: np.random.Generator) -> Dataset:
+        owners = np.unique(self._owners("public_ids"))
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+            raise DataError(f"public_ids must be a whole number of at least 1, not {number!r}")
+        if number >= len(owners):
+            raise DataError(f"public_ids = {number}, but there are {len(owners)}: none would be left as clients")
+        theirs = rng.permutation(owners)[: int(number)]
+        x, y = self._examples_of(theirs)
+        order = torch.from_numpy(rng.permutation(len(y)))
+        held = min(round(validation * len(y)), len(y) - 1)
+        val, train = order[:held].sort().values, order[held:].sort().values
+        held_back = Public(tree.take(x, train), y[train], tree.take(x, val), y[val])
+        return replace(self._without(theirs), public=held_back)
+
+    def _examples_of(self, owners: np.ndarray) -> tuple[Any, Tensor]:
+        """Return all examples of some owners, of training and test."""
+        at = torch.from_numpy(np.flatnonzero(np.isin(self._owners("public_ids"), owners)))
+        x, y = tree.take(self.x_train, at), self.y_train[at]
+        if self.test_ids is None:
+            return x, y
+        tested = torch.from_numpy(np.flatnonzero(np.isin(self.test_ids, owners)))
+        return tree.cat([x, tree.take(self.x_test, tested)]), torch.cat([y, self.y_test[tested]])
+
+    def _without(self, owners: np.ndarray) -> Dataset:
+        """Leave out the examples of some owners; of the test too, where it says whose they are."""
+        kept = self._train_on(np.flatnonzero(~np.isin(self._owners("ids"), owners)))
+        if self.test_ids is None:
+            return kept
+        at = np.flatnonzero(~np.isin(self.test_ids, owners))
+        if not len(at):
+            raise DataError(f"{self.name}: no test example is of an owner that is left")
+        x = tree.take(self.x_test, torch.from_numpy(at))
+        return replace(kept, x_test=x, y_test=self.y_test[at], test_ids=self.test_ids[at])
 
     def _owners(self, option: str) -> np.ndarray:
         if self.ids is None:
@@ -124,12 +154,13 @@ def from_arrays(
     mean: Any = None,
     std: Any = None,
     ids: Any = None,
+    test_ids: Any = None,
     name: str = "arrays",
 ) -> Dataset:
     """Make a data set of numpy arrays or tensors, checked: lengths, labels, finite numbers.
 
     `x` is one array, or a dict of arrays for models that take one. Images are [n, channels, height, width].
-    `ids` says whose each training example is, for `partition.by_id`.
+    `ids` says whose each training example is, for `partition.by_id`, `test_ids` whose each test example is.
     """
     xs = {"train": _inputs(x_train, "x_train"), "test": _inputs(x_test, "x_test")}
     ys = {"train": _labels(y_train, "y_train"), "test": _labels(y_test, "y_test")}
@@ -158,10 +189,12 @@ def from_arrays(
     mean, std = (_channel(value, what, xs["train"]) for value, what in ((mean, "mean"), (std, "std")))
     if std is not None and not bool((std > 0).all()):
         raise DataError(f"std must be above 0, not {std.flatten().tolist()}")
-    owners = None if ids is None else np.asarray(ids).reshape(-1)
-    if owners is not None and len(owners) != len(ys["train"]):
-        raise DataError(f"ids has {len(owners)} entries, y_train has {len(ys['train'])}")
-    return Dataset(xs["train"], ys["train"], xs["test"], ys["test"], int(n_classes), mean, std, name=name, ids=owners)
+    owners, tested = (None if given is None else np.asarray(given).reshape(-1) for given in (ids, test_ids))
+    for what, given, part in (("ids", owners, "train"), ("test_ids", tested, "test")):
+        if given is not None and len(given) != len(ys[part]):
+            raise DataError(f"{what} has {len(given)} entries, y_{part} has {len(ys[part])}")
+    made = Dataset(xs["train"], ys["train"], xs["test"], ys["test"], int(n_classes), mean, std, name=name)
+    return replace(made, ids=owners, test_ids=tested)
 
 
 def _inputs(x: Any, what: str) -> Any:

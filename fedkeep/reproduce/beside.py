@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedkeep.reproduce.cells import Cells, Job, Results
@@ -15,19 +16,22 @@ from fedkeep.reproduce.spec import Figure
 
 @dataclass(frozen=True)
 class Entry:
-    """One measure of one method: our values by seed, and the paper's figure."""
+    """One measure of one method: our values by seed, the seeds that diverged, and the paper's figure."""
 
     measure: Measure
     values: Mapping[int, float]
-    diverged: bool  # in every run there is
-    paper: Figure | None
+    diverged: frozenset[int] = frozenset()
+    paper: Figure | None = None
+
+    @property
+    def counted(self) -> dict[int, float]:
+        """Our values, the worst there is for runs that diverged."""
+        return {**self.values, **dict.fromkeys(self.diverged, self.measure.worst)}
 
     @property
     def ours(self) -> float | None:
-        """Our figure over all seeds; where every run diverged, the worst there is."""
-        if self.values:
-            return self.measure.sum_up(list(self.values.values()))
-        return (-math.inf if self.measure.higher else math.inf) if self.diverged else None
+        """Our figure over all seeds: what is compared."""
+        return self.measure.sum_up(list(self.counted.values())) if self.counted else None
 
     @property
     def theirs(self) -> float | None:
@@ -39,10 +43,9 @@ class Entry:
     @property
     def difference(self) -> float | None:
         """Ours minus theirs, where both are numbers."""
-        if self.ours is None or self.theirs is None:
+        if self.ours is None or self.theirs is None or not (math.isfinite(self.ours) and math.isfinite(self.theirs)):
             return None
-        apart = self.ours - self.theirs if math.isfinite(self.theirs) else math.nan
-        return apart if math.isfinite(apart) else None
+        return self.ours - self.theirs
 
 
 @dataclass(frozen=True)
@@ -52,20 +55,22 @@ class Line:
     row: str
     label: str
     entries: Mapping[str, Entry]  # by measure
-    note: str | None  # why there are no figures, or not all
+    note: str | None = None  # why there are no figures, or not all
+    cells: Cells = field(default_factory=Cells)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How much better a method is than the first, here and in the paper."""
+    """How much better one method is than another, here and in the paper; `slight`: within the paper's own spread."""
 
     ours: float | None
     theirs: float | None
+    slight: bool = False
 
     @property
     def agree(self) -> bool | None:
-        """Whether the signs are the same; None where there is nothing to compare."""
-        if self.ours is None or self.theirs is None or not self.theirs:
+        """Whether the signs are the same; None where there is nothing to compare, or the paper has no clear sign."""
+        if self.ours is None or self.theirs is None or not self.theirs or self.slight:
             return None
         return self.ours * self.theirs > 0
 
@@ -89,41 +94,46 @@ class Sheet:
     first: Line  # what gaps are taken to
     lines: Sequence[Line]
     measures: Sequence[str]
-    target: float | None
-    missing: str | None  # how to get its data
+    target: float | None = None
+    missing: str | None = None  # how to get its data
 
     @property
     def ran(self) -> bool:
         """Whether there is any figure of ours."""
         return any(entry.ours is not None for line in self.lines for entry in line.entries.values())
 
-    def gap(self, line: Line, measure: str) -> Gap:
-        """Compare a method with the first one, over the seeds that both have."""
-        first, mine = self.first.entries[measure], line.entries[measure]
-        better, theirs = MEASURES[measure].better, (mine.theirs, first.theirs)
-        return Gap(
-            _common_gap(mine, first),
-            None if theirs[0] is None or theirs[1] is None else better(theirs[0], theirs[1]),
-        )
-
     def gaps(self, measure: str) -> dict[str, Gap]:
-        """Compare every method but the first with the first one."""
-        return {line.label: self.gap(line, measure) for line in self.lines if line.row != self.first.row}
+        """Compare every method but the first with the first one, by row."""
+        first = self.first.entries[measure]
+        return {line.row: gap(line.entries[measure], first) for line in self.lines if line.row != self.first.row}
 
     def order(self, measure: str) -> Order:
-        """Compare the order of the methods that both have a figure for."""
+        """Compare the order of the methods that both have figures for, but for pairs within the paper's spread."""
+        known = {
+            line.label: entry
+            for line in self.lines
+            if (entry := line.entries[measure]).ours is not None and entry.theirs is not None
+        }
+        signs = [gap(known[a], known[b]).agree for a, b in itertools.combinations(known, 2)]
+        apart = [sign for sign in signs if sign is not None]
         better = MEASURES[measure].better
-        here: dict[str, float] = {}
-        there: dict[str, float] = {}
-        for line in self.lines:
-            ours, theirs = line.entries[measure].ours, line.entries[measure].theirs
-            if ours is not None and theirs is not None:
-                here[line.label], there[line.label] = ours, theirs
-        signs = [(better(here[a], here[b]), better(there[a], there[b])) for a, b in itertools.combinations(here, 2)]
-        apart = [(ours, theirs) for ours, theirs in signs if theirs]
-        return Order(
-            len(apart), sum(ours * theirs > 0 for ours, theirs in apart), _best(here, better), _best(there, better)
-        )
+        here = _best({label: entry.ours for label, entry in known.items()}, better)
+        there = _best({label: entry.theirs for label, entry in known.items()}, better)
+        return Order(len(apart), sum(apart), here, there)
+
+
+def gap(one: Entry, other: Entry) -> Gap:
+    """Compare two methods, over the seeds that both have."""
+    measure, theirs = one.measure, None
+    if one.theirs is not None and other.theirs is not None:
+        theirs = measure.better(one.theirs, other.theirs)
+    seeds = sorted(one.counted.keys() & other.counted.keys())
+    ours = None
+    if seeds:
+        mine, others = (measure.sum_up([entry.counted[s] for s in seeds]) for entry in (one, other))
+        ours = measure.better(mine, others)
+    spreads = [entry.paper.spread for entry in (one, other) if entry.paper and entry.paper.spread is not None]
+    return Gap(ours, theirs, bool(spreads) and theirs is not None and abs(theirs) <= max(spreads))
 
 
 def sheets(job: Job, results: Results) -> list[Sheet]:
@@ -146,51 +156,59 @@ def sheets(job: Job, results: Results) -> list[Sheet]:
 def words(sheet: Sheet) -> list[str]:
     """Say what agrees with the paper, measure by measure."""
     said = []
+    labels = {line.row: line.label for line in sheet.lines}
     for name in sheet.measures:
-        gaps = {label: gap for label, gap in sheet.gaps(name).items() if gap.agree is not None}
-        order, head = sheet.order(name), MEASURES[name].head
+        order, gaps = sheet.order(name), sheet.gaps(name)
+        signs = {labels[row]: g for row, g in gaps.items() if g.agree is not None}
         if not order.pairs:
             continue
-        text = f"{head}: best here {_and(order.best_here)}, in the paper {_and(order.best_there)}."
-        if gaps:
-            text += f" Gaps to {sheet.first.label}: {sum(bool(g.agree) for g in gaps.values())} of {len(gaps)}"
-            text += " have the paper's sign"
+        text = f"{MEASURES[name].head}: best here {_and(order.best_here)}, in the paper {_and(order.best_there)}."
+        if signs:
+            agreeing = sum(bool(g.agree) for g in signs.values())
+            text += f" Gaps to {sheet.first.label}: {agreeing} of {len(signs)} have the paper's sign"
             unlike = [
                 f"{label} (here {_far(g.ours, name)}, there {_far(g.theirs, name)})"
-                for label, g in gaps.items()
+                for label, g in signs.items()
                 if not g.agree
             ]
             text += f"; not so {_and(unlike)}." if unlike else "."
+        slight = [labels[row] for row, g in gaps.items() if g.slight and g.ours is not None]
+        if slight:
+            text += f" Within the paper's spread, and not counted: {_and(slight)}."
         text += f" Order: {order.agreeing} of {order.pairs} pairs as in the paper."
         said.append(text)
     return said
 
 
 def as_data(sheet: Sheet) -> dict[str, Any]:
-    """Return a column as plain data."""
+    """Return a column as plain data; "never" is a target that was not reached."""
     rows = []
     for line in sheet.lines:
         measures = {}
         for name, entry in line.entries.items():
-            gap = sheet.gap(line, name)
+            values = list(entry.values.values())
+            found = sheet.gaps(name).get(line.row, Gap(None, None))
             measures[name] = {
-                "values": {str(seed): value for seed, value in entry.values.items()},
-                "ours": entry.ours,
-                "paper": None if entry.paper is None else entry.paper.model_dump(),
+                "values": {str(seed): _plain(value) for seed, value in entry.values.items()},
+                "ours": None if entry.diverged and not entry.measure.rounds else _plain(entry.ours),
+                "spread": statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None,
+                "paper": _plain(entry.theirs),
+                "paper_spread": entry.paper.spread if entry.paper else None,
                 "difference": entry.difference,
-                "gap": gap.ours,
-                "paper_gap": gap.theirs,
-                "same_sign": gap.agree,
+                "better_by": _plain(found.ours, "far better", "far worse"),
+                "paper_better_by": _plain(found.theirs, "far better", "far worse"),
+                "same_sign": found.agree,
             }
-        rows.append({"row": line.row, "label": line.label, "note": line.note, "measures": measures})
-    found = {"column": sheet.column, "label": sheet.label, "target": sheet.target, "missing": sheet.missing}
-    return {**found, "rows": rows, "found": words(sheet)}
+        why = {"note": line.note, "diverged": line.cells.diverged, "failed": line.cells.failed}
+        rows.append({"row": line.row, "label": line.label, **why, "measures": measures})
+    order = {name: vars(sheet.order(name)) for name in sheet.measures}
+    about = {"column": sheet.column, "label": sheet.label, "target": sheet.target, "missing": sheet.missing}
+    return {**about, "rows": rows, "order": order, "found": words(sheet)}
 
 
 def _line(job: Job, results: Results, column: str, row: str) -> Line:
     cells, table = results.cells[column, row], job.table
     first = results.cells[column, table.baseline].histories
-    printed = table.columns[column].paper.get(row, {})
     entries = {}
     for name in table.measures:
         measure = MEASURES[name]
@@ -198,9 +216,11 @@ def _line(job: Job, results: Results, column: str, row: str) -> Line:
             seed: measure.take(history, first.get(seed), table.target(column, job.quick))
             for seed, history in sorted(cells.histories.items())
         }
-        values = {seed: value for seed, value in taken.items() if value is not None}
-        entries[name] = Entry(measure, values, bool(cells.diverged) and not cells.histories, printed.get(name))
-    return Line(row, table.rows[row].label, entries, _note(cells, job.seeds))
+        values = {seed: value for seed, value in taken.items() if value is not None and not math.isnan(value)}
+        entries[name] = Entry(
+            measure, values, frozenset(cells.diverged), table.columns[column].paper.get(row, {}).get(name)
+        )
+    return Line(row, table.rows[row].label, entries, _note(cells, job.seeds), cells)
 
 
 def _note(cells: Cells, seeds: int) -> str | None:
@@ -210,35 +230,40 @@ def _note(cells: Cells, seeds: int) -> str | None:
     said = []
     if cells.diverged:
         said.append("diverged" if not cells.histories else f"{len(cells.diverged)} of {seeds} diverged")
-    if cells.failed:
-        said.append(f"{len(cells.failed)} failed")
+    said += [f"seed {seed}: {reason}" for seed, reason in cells.failed.items()]
     waiting = seeds - len(cells.histories) - len(cells.diverged) - len(cells.failed)
     if waiting:
         said.append("not run yet" if waiting == seeds else f"{len(cells.histories)} of {seeds} seeds")
-    return ", ".join(said) or None
+    return "; ".join(said) or None
 
 
-def _best(values: Mapping[str, float], better: Callable[[float, float], float]) -> tuple[str, ...]:
-    return tuple(name for name, mine in values.items() if not any(better(other, mine) > 0 for other in values.values()))
+def _best(values: Mapping[str, float | None], better: Callable[[float, float], float]) -> tuple[str, ...]:
+    known = {name: value for name, value in values.items() if value is not None}
+    return tuple(name for name, mine in known.items() if not any(better(other, mine) > 0 for other in known.values()))
 
 
-def _common_gap(mine: Entry, first: Entry) -> float | None:
-    if not mine.values or not first.values:
-        ours = (mine.ours, first.ours)
-        return None if ours[0] is None or ours[1] is None else mine.measure.better(ours[0], ours[1])
-    seeds = mine.values.keys() & first.values.keys()
-    if not seeds:
-        return None
-    one, other = (mine.measure.sum_up([e.values[s] for s in sorted(seeds)]) for e in (mine, first))
-    return mine.measure.better(one, other)
-
-
-def _far(gap: float | None, measure: str) -> str:
+def _far(value: float | None, measure: str) -> str:
     """Write how much better something is, in words where one of the two never got there, or diverged."""
-    assert gap is not None
-    if math.isinf(gap):
-        return "far better" if gap > 0 else "far worse"
-    return f"{gap:+.{MEASURES[measure].digits}f}"
+    assert value is not None
+    if math.isinf(value):
+        return "far better" if value > 0 else "far worse"
+    return signed(value, MEASURES[measure].digits)
+
+
+def signed(value: float, digits: int) -> str:
+    """Write a number with its sign; one that rounds to zero has none but +.
+
+    >>> signed(-0.004, 2), signed(1.5, 1)
+    ('+0.00', '+1.5')
+    """
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
+
+
+def _plain(value: float | None, high: str = "never", low: str = "never") -> float | str | None:
+    """Write what JSON has no number for as a word."""
+    if value is None or math.isfinite(value):
+        return value
+    return high if value > 0 else low
 
 
 def _and(names: Sequence[str]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fedkeep.store import write_atomic
 from fedkeep.sweeping import folder_name, run_all
 from fedkeep.terminal import Bar
 
-_DIVERGED = "diverged.json"
+_DIVERGED = "diverged.txt"  # what a run that diverged said
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,9 @@ class Results:
     missing: dict[str, str] = field(default_factory=dict)  # column -> how to get its data
 
     @property
-    def failures(self) -> Iterator[tuple[str, str, int, str]]:
-        """Column, row, seed and reason of what neither ended nor diverged."""
-        for (column, row), cells in self.cells.items():
-            for seed, reason in cells.failed.items():
-                yield column, row, seed, reason
+    def failed(self) -> bool:
+        """Whether some run neither ended nor diverged."""
+        return any(cells.failed for cells in self.cells.values())
 
 
 @dataclass(frozen=True)
@@ -73,17 +70,29 @@ class Job:
     quick: bool = False
     overrides: Sequence[str] = ()
 
-    @property
-    def folder(self) -> Path:
-        """Where the runs of this table are; other settings than the table's have a folder of their own."""
-        base = self.table.name + ("-quick" if self.quick else "")
-        paper, _, table = base.partition("/")
-        return self.runs / paper / folder_name(table, self.overrides)
+    def overrides_of(self, row: str) -> list[str]:
+        """Return what is overridden in a row: hyperparameters are meant for the rows that were asked for."""
+        asked = row in self.rows
+        return [text for text in self.overrides if asked or not text.strip().startswith("method.")]
+
+    def folder(self, row: str) -> Path:
+        """Say where a row's runs are; other settings than the table's have a folder of their own."""
+        paper, _, table = self.table.name.rpartition("/")
+        return self.runs / paper / folder_name(table + ("-quick" if self.quick else ""), self.overrides_of(row))
+
+    def path(self, cell: Cell) -> Path:
+        """Say where a run is."""
+        return self.folder(cell.row) / cell.label
+
+    def seeds_found(self) -> int:
+        """Count the seeds that there are runs of."""
+        found = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
+        return 1 + max((int(name.rpartition("-")[2]) for name in found if name[-1].isdigit()), default=-1)
 
     def cells(self, rows: Sequence[str]) -> list[Cell]:
         """List runs, seed by seed within a column, so that an interrupted table has all its rows."""
         return [
-            Cell(column, row, seed, self.table.experiment(column, row, seed, self.quick, self.overrides))
+            Cell(column, row, seed, self.table.experiment(column, row, seed, self.quick, self.overrides_of(row)))
             for column in self.columns
             for seed in range(self.seeds)
             for row in rows
@@ -99,7 +108,11 @@ class Job:
         for cell in self.cells(rows):
             source = str(cell.experiment.data["source"])
             absent = named.missing(named.canonical(source) or source, cell.experiment.data.get("root"))
-            if self._read(cell, found):
+            try:
+                if self._read(cell, found):
+                    continue
+            except FedkeepError as error:  # a damaged run, or one of another experiment: the others go on
+                found.cells[cell.column, cell.row].failed[cell.seed] = str(error)
                 continue
             if absent is not None:
                 found.missing[cell.column] = absent
@@ -111,23 +124,25 @@ class Job:
 
     def _read(self, cell: Cell, found: Results) -> bool:
         """Take a run that has come to its end, or had diverged, into the results."""
-        path, into = self.folder / cell.label, found.cells[cell.column, cell.row]
+        path, into = self.path(cell), found.cells[cell.column, cell.row]
         if (history := cell.experiment.finished(path)) is not None:
             into.histories[cell.seed] = history
         elif (path / _DIVERGED).exists():
-            into.diverged[cell.seed] = str(json.loads((path / _DIVERGED).read_text())["what"])
+            into.diverged[cell.seed] = (path / _DIVERGED).read_text(errors="replace").strip()
         return cell.seed in into.histories or cell.seed in into.diverged
 
     def run(self, found: Results, todo: Iterable[Cell], jobs: int, progress: Bar) -> None:
         """Run what is still to be made, and add it to the results; a run that fails does not stop the others."""
         cells = {cell.label: cell for cell in todo}
         experiments = {label: cell.experiment for label, cell in cells.items()}
-        for label, outcome in run_all(experiments, self.folder, jobs, progress):
+        folder = self.folder(self.rows[0])  # of all rows that are run
+        for label, outcome in run_all(experiments, folder, jobs, progress):
             cell = cells[label]
             into = found.cells[cell.column, cell.row]
             if isinstance(outcome, Diverged):
                 into.diverged[cell.seed] = str(outcome)
-                ranks.here().decide(functools.partial(self._note, label, outcome))
+                note = functools.partial(write_atomic, self.path(cell) / _DIVERGED, str(outcome).encode())
+                ranks.here().decide(note)  # it would diverge again
                 progress.say(f"{label}: {outcome}")
             elif isinstance(outcome, FedkeepError):
                 into.failed[cell.seed] = str(outcome)
@@ -135,8 +150,3 @@ class Job:
             else:
                 into.histories[cell.seed] = outcome
                 progress.end(label, outcome)
-
-    def _note(self, label: str, outcome: Diverged) -> None:
-        """Leave a note that a run diverged: it would again."""
-        about = {"round": outcome.round, "what": str(outcome)}
-        write_atomic(self.folder / label / _DIVERGED, json.dumps(about).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +16,12 @@ from fedkeep.options import AsJson
 
 def reproduce(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE] [key=value]...", help="A table, and overrides of its cells.")
+        list[str] | None,
+        typer.Argument(metavar="[TABLE] [key=value]...", help="A table (or a file of yours), and overrides."),
     ] = None,
-    column: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this column; may be repeated.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this column; may be repeated, or with commas.")
+    ] = None,
     methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows, with commas.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How often, with seeds 0, 1, ... (3; quick: 1)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One column on digits: about a minute on a CPU.")] = False,
@@ -39,6 +43,8 @@ def reproduce(
     from fedkeep.reproduce import show as view
     from fedkeep.reproduce.cells import Job
 
+    if as_json and markdown:
+        raise FedkeepError("--json and --markdown are two forms of the same: choose one")
     table, overrides = _words(words)
     if table is None:
         if as_json:
@@ -47,34 +53,43 @@ def reproduce(
             view.listing(Console(), spec.all_tables())
         return
     found = spec.load(table)
-    if quick and column not in (None, [found.quick.column]):
+    wanted = _names(column)
+    if quick and wanted not in (None, [found.quick.column]):
         raise FedkeepError(f"--quick has one column, {found.quick.column}: leave --column out")
-    wanted = [found.quick.column] if quick else column
-    columns, rows = found.chosen(wanted, None if methods is None else [name.strip() for name in methods.split(",")])
+    columns, rows = found.chosen([found.quick.column] if quick else wanted, _names([methods] if methods else None))
     job = Job(found, columns, rows, seeds or (1 if quick else 3), runs, quick, overrides)
+    if show and seeds is None:
+        job = dataclasses.replace(job, seeds=max(job.seeds, job.seeds_found()))
     results, todo = job.look()
     if todo and not show:
         with terminal.Bar(Console(stderr=True), sum(cell.experiment.train.rounds for cell in todo)) as progress:
             job.run(results, todo, jobs, progress)
     sheets = beside.sheets(job, results)
     if as_json:
-        told = {"table": found.name, "quick": quick, "overrides": overrides, "folder": str(job.folder)}
-        print(plain.dumps({**told, "columns": [beside.as_data(sheet) for sheet in sheets]}, indent=2))
+        told = {"table": found.name, "title": found.title, "paper": found.paper, "notes": found.notes}
+        how = {"quick": quick, "overrides": overrides, "folder": str(job.folder(rows[0])), "seeds": job.seeds}
+        print(plain.dumps({**told, **how, "columns": [beside.as_data(sheet) for sheet in sheets]}, indent=2))
     elif markdown:
         print(view.as_markdown(job, sheets))
     else:
-        view.on_terminal(Console(), job, sheets)
-    if any(True for _ in results.failures):
+        view.on_terminal(Console(), job, sheets, show)
+    if results.failed:
         raise typer.Exit(1)
     if not show and not any(sheet.ran for sheet in sheets):
         raise typer.Exit(2)
 
 
+def _names(given: list[str] | None) -> list[str] | None:
+    """Read names that are repeated, or written with commas."""
+    return None if given is None else [name.strip() for text in given for name in text.split(",")]
+
+
 def _words(words: list[str] | None) -> tuple[str | None, list[str]]:
-    tables = [word for word in words or [] if "=" not in word]
+    """Tell the table from the overrides."""
+    tables = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
     if len(tables) > 1:
         raise FedkeepError(f"one table at a time, not {' and '.join(tables)}; overrides are key=value")
-    overrides = [word for word in words or [] if "=" in word]
+    overrides = [word for word in words or [] if word not in tables]
     if overrides and not tables:
         raise FedkeepError(f"{overrides[0]!r} without a table: fedkeep reproduce lists those there are")
     for text in overrides:

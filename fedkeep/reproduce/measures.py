@@ -24,9 +24,14 @@ class Measure:
     head: str
     higher: bool
     take: Callable[[History, History | None, float | None], float | None]
-    digits: int = 1
+    digits: int = 2
     of_target: bool = False
-    rounds: bool = False  # whole rounds: the median is shown, and `NEVER` may be among them
+    rounds: bool = False  # whole rounds: the median is taken, and `NEVER` may be among them
+
+    @property
+    def worst(self) -> float:
+        """What a run that diverged counts as."""
+        return -math.inf if self.higher else math.inf
 
     def sum_up(self, values: Sequence[float]) -> float:
         """Make one number of those of several seeds."""
@@ -66,7 +71,7 @@ MEASURES = {
     "final": Measure("final %", True, _summary("final", 100)),
     "best": Measure("best %", True, _summary("best", 100)),
     "smoothed": Measure("smoothed %", True, _summary("smoothed", 100)),
-    "forgetting": Measure("forgetting", False, _summary("forgetting", 1), digits=2),
+    "forgetting": Measure("forgetting", False, _summary("forgetting", 1)),
     "rounds_to_fedavg": Measure("rounds to FedAvg's", False, _to_first, digits=0, rounds=True),
     "rounds_to_50": Measure("rounds to 0.5 A", False, _share_of_target(0.5), 0, True, True),
     "rounds_to_75": Measure("rounds to 0.75 A", False, _share_of_target(0.75), 0, True, True),

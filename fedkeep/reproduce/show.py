@@ -18,7 +18,7 @@ from fedkeep.reproduce.measures import MEASURES, NEVER
 from fedkeep.reproduce.spec import Table
 
 _MARK = {True: "=", False: "≠", None: " "}
-CAPTION = "to {0}: by how much better than {0}, here and in the paper; = the sign agrees, ≠ it does not"
+_NO_NEWS = ("device", "engine", "threads", "at_once", "deterministic")  # overrides that leave a setting the paper's
 
 
 def listing(console: Console, found: Iterable[Table]) -> None:
@@ -26,36 +26,35 @@ def listing(console: Console, found: Iterable[Table]) -> None:
     for table in found:
         console.print(f"[bold]{table.name}[/bold]  {table.title}", highlight=False)
         console.print(f"  {table.paper}", style="dim", highlight=False)
-        rows = [row.label if row.absent is None else f"({row.label})" for row in table.rows.values()]
-        console.print(f"  rows: {', '.join(rows)}", highlight=False)
+        rows = [name if row.absent is None else f"({row.label})" for name, row in table.rows.items()]
+        console.print(f"  methods: {', '.join(rows)}", highlight=False)
         grid = Grid(box=None, show_header=False, padding=(0, 2, 0, 2))
         for name in table.columns:
             source = str(table.experiment(name, table.baseline, 0).data["source"])
             away = named.missing(named.canonical(source) or source)
             grid.add_row(name, table.columns[name].label, Text("data not at hand", style="dim") if away else "")
         console.print(grid)
-    console.print("Rows in brackets have no method in fedkeep yet.", style="dim")
+    console.print(
+        f"Methods in brackets are not in fedkeep yet. Data is looked for in {named.data_root(None)} ($FEDKEEP_DATA).",
+        style="dim",
+    )
     console.print("fedkeep reproduce TABLE runs one; --quick tries it on digits in about a minute.", style="dim")
 
 
-def on_terminal(console: Console, job: Job, sheets: Sequence[Sheet]) -> None:
+def on_terminal(console: Console, job: Job, sheets: Sequence[Sheet], all_of_it: bool = False) -> None:
     """Print the columns of a table, what agrees with the paper, and what could not be run."""
     console.print(f"[bold]{job.table.name}[/bold]  {job.table.title}", highlight=False)
     console.print(f"{job.table.paper}\n", style="dim", highlight=False)
     for text in disclaimers(job):
         console.print(f"{text}\n", style="yellow", highlight=False, markup=False)
     for sheet in sheets:
-        if sheet.missing and not sheet.ran:
+        if sheet.missing and not sheet.ran and not all_of_it:
             console.print(f"[bold]{sheet.column}[/bold]  {sheet.label}: not run", highlight=False)
-            console.print(f"  {sheet.missing}\n", highlight=False, markup=False, soft_wrap=True)
-            continue
-        rows = {line.label: [Text(cell) for cell in cells(sheet, line)] for line in sheet.lines}
-        caption = CAPTION.format(sheet.first.label)
-        console.print(tables.Comparison(_title(sheet), heads(sheet), rows, caption, costs=5))
-        for note in _notes(sheet):
-            console.print(f" {note}", highlight=False, markup=False)
-        for sentence in beside.words(sheet):
-            console.print(f" {sentence}", highlight=False, markup=False)
+        else:
+            rows = {line.label: [Text(cell) for cell in cells(sheet, line)] for line in sheet.lines}
+            console.print(tables.Comparison(_title(sheet), heads(sheet), rows, caption(sheet), costs=5))
+        for text in [*_notes(sheet), *beside.words(sheet)]:
+            console.print(f" {text}", highlight=False, markup=False, soft_wrap=text == sheet.missing)
         console.print()
     for note in job.table.notes:
         console.print(f"- {note}", style="dim", highlight=False, markup=False)
@@ -63,16 +62,14 @@ def on_terminal(console: Console, job: Job, sheets: Sequence[Sheet]) -> None:
 
 def as_markdown(job: Job, sheets: Sequence[Sheet]) -> str:
     """Write the columns as Markdown tables with what was found below."""
-    out = [f"### {job.table.name}: {job.table.title}", "", *(f"{text}\n" for text in disclaimers(job))]
+    out = [f"### {job.table.name}: {job.table.title}", "", f"{job.table.paper}.", ""]
+    out += [f"{text}\n" for text in disclaimers(job)]
     for sheet in sheets:
-        if sheet.missing and not sheet.ran:
-            out += [f"**{sheet.label}**: not run, data not at hand", ""]
-            continue
         names = ["method", *heads(sheet)]
         out += [f"**{_title(sheet)}**", "", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
         out += [f"| {' | '.join([line.label, *cells(sheet, line)])} |" for line in sheet.lines]
-        out += ["", *(f"- {note}" for note in [*_notes(sheet), *beside.words(sheet)]), ""]
-    return "\n".join(out).rstrip()
+        out += ["", f"{caption(sheet)}.", "", *(f"- {text}" for text in [*_notes(sheet), *beside.words(sheet)]), ""]
+    return "\n".join([*out, *(f"- {note}" for note in job.table.notes)]).rstrip()
 
 
 def disclaimers(job: Job) -> list[str]:
@@ -83,9 +80,19 @@ def disclaimers(job: Job) -> list[str]:
             "Quick: handwritten digits and a small network in the place of the paper's. The machinery is the same, the "
             "figures cannot be compared; the paper's stand beside them all the same."
         )
-    if job.overrides:
-        said.append(f"Not the paper's setting: {', '.join(job.overrides)}.")
+    changed = [text for text in job.overrides if text.partition("=")[0].removeprefix("train.") not in _NO_NEWS]
+    if changed:
+        said.append(f"Not the paper's setting: {', '.join(changed)}.")
     return said
+
+
+def caption(sheet: Sheet) -> str:
+    """Explain the signs."""
+    said = [f"to {sheet.first.label}: by how much better, here and in the paper; = the sign agrees, ≠ it does not"]
+    said += ["~ within the paper's spread"] if any(g.slight for g in sheet.gaps(sheet.measures[0]).values()) else []
+    said += ["- never reached"] if any(MEASURES[name].rounds for name in sheet.measures) else []
+    said += ["· no run"] if any(line.note for line in sheet.lines) else []
+    return "; ".join(said)
 
 
 def heads(sheet: Sheet) -> list[str]:
@@ -103,11 +110,11 @@ def cells(sheet: Sheet, line: Line) -> list[str]:
     out: list[str] = []
     for name in sheet.measures:
         entry = line.entries[name]
-        out += [_ours(entry, line.note), _theirs(entry), _signed(entry.difference, entry.measure.digits)]
+        out += [_ours(entry), _theirs(entry), _signed(entry.difference, entry.measure.digits)]
         if name == sheet.measures[0]:
-            gap = sheet.gap(line, name) if line.row != sheet.first.row else Gap(None, None)
-            digits = entry.measure.digits
-            out += [_signed(gap.ours, digits), f"{_signed(gap.theirs, digits)} {_MARK[gap.agree]}".rstrip()]
+            gap, digits = sheet.gaps(name).get(line.row, Gap(None, None)), entry.measure.digits
+            mark = "~" if gap.slight else _MARK[gap.agree]
+            out += [_signed(gap.ours, digits), f"{_signed(gap.theirs, digits)} {mark}".rstrip()]
     return out
 
 
@@ -120,21 +127,24 @@ def _better(sheet: Sheet) -> str:
 
 
 def _notes(sheet: Sheet) -> list[str]:
-    """Say of which rows figures are not all there, rows of the same kind together."""
+    """Say of which rows figures are not all there, rows of the same kind together, and what is missing."""
     by_note: dict[str, list[str]] = {}
     for line in sheet.lines:
         if line.note is not None:
             by_note.setdefault(line.note, []).append(line.label)
-    return [f"{', '.join(labels)}: {note}" for note, labels in by_note.items()]
+    said = [f"{', '.join(labels)}: {note}" for note, labels in by_note.items()]
+    first = sheet.first
+    if sheet.ran and not any(entry.counted for entry in first.entries.values()):
+        said.append(f"{first.label} has not been run, so there are no gaps to it: name {first.row} in --methods too")
+    return [*said, sheet.missing] if sheet.missing else said
 
 
-def _ours(entry: Entry, note: str | None) -> str:
+def _ours(entry: Entry) -> str:
     if not entry.values:
-        return "diverged" if entry.diverged else "" if note is None else "-" if note.startswith("data") else "·"
-    values = list(entry.values.values())
+        return "diverged" if entry.diverged else "·"
     if entry.measure.rounds:
-        return tables.reached([None if value == NEVER else int(value) for value in values])
-    return tables.spread(values, entry.measure.digits)
+        return tables.reached([None if value == NEVER else int(value) for value in entry.counted.values()])
+    return tables.spread(list(entry.values.values()), entry.measure.digits)
 
 
 def _theirs(entry: Entry) -> str:
@@ -148,8 +158,8 @@ def _theirs(entry: Entry) -> str:
 
 
 def _signed(value: float | None, digits: int) -> str:
-    if value is None or math.isnan(value):
+    if value is None:
         return ""
     if math.isinf(value):
         return "better" if value > 0 else "worse"
-    return f"{value:+.{digits}f}"
+    return beside.signed(value, digits)

@@ -22,8 +22,6 @@ from fedkeep.config import PACKAGED, Experiment, merge, override, told
 from fedkeep.errors import ConfigError, FedkeepError, nearest
 from fedkeep.reproduce.measures import MEASURES
 
-NEVER = "never"  # a paper's dash: a target that was not reached
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,7 +37,7 @@ class Change(_Strict):
 
     def changes(self) -> dict[str, Any]:
         """Return what is said, as tables of an experiment."""
-        said = {key: getattr(self, key) for key in ("method", "model", "data", "split", "train") if hasattr(self, key)}
+        said = self.model_dump(include={"method", "model", "data", "split", "train"})
         return {key: value for key, value in said.items() if value}
 
 
@@ -70,8 +68,8 @@ class Figure(_Strict):
 
 
 def _figure(given: Any) -> Any:
-    """Read 40.14, [40.14, 1.15] (mean and spread), or "never"."""
-    if given == NEVER:
+    """Read 40.14, [40.14, 1.15] (mean and spread), or "never", a paper's dash for a target that was not reached."""
+    if given == "never":
         return {"mean": None}
     if isinstance(given, list) and len(given) == 2:
         return {"mean": given[0], "spread": given[1]}
@@ -169,10 +167,12 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Table:
-    """Read a table's specification by its name, such as fedntd/table-1."""
-    if name not in names():
+    """Read a table's specification by its name, such as fedntd/table-1, or from a file of one's own."""
+    if name.endswith(".toml") and Path(name).is_file():
+        return read(Path(name), f"{Path(name).resolve().parent.name}/{Path(name).stem}")
+    if name.lower() not in names():
         raise ConfigError(f"there is no table {name!r}: {nearest(name, names())}")
-    return read(PACKAGED / f"{name}.toml", name)
+    return read(PACKAGED / f"{name.lower()}.toml", name.lower())
 
 
 def read(path: Path, name: str) -> Table:

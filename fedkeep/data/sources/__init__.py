@@ -65,6 +65,7 @@ def load(
             mean=raw.mean if mean is None else mean,
             std=raw.std if std is None else std,
             ids=raw.train.ids,
+            test_ids=raw.test.ids,
             name=raw.name,
         )
     except DataError as error:

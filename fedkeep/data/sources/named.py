@@ -143,11 +143,12 @@ def data_root(root: str | Path | None) -> Path:
 
 
 def missing(name: str, root: str | Path | None = None) -> str | None:
-    """Say where a registered data set belongs and what gets it, if its folder is not there; nothing is read."""
+    """Say where a registered data set belongs and what gets it, if its folder is not there, or empty."""
     home = data_root(root) / name
-    if name not in NAMED or home.is_dir():
+    if name not in NAMED or (home.is_dir() and any(home.iterdir())):
         return None
-    return f"{name} is expected in {home}, which is not there; {_gets(name, home)}"
+    there = "is empty" if home.is_dir() else "is not there"
+    return f"{name} is expected in {home}, which {there}; {_gets(name, home)}"
 
 
 def _gets(name: str, home: Path) -> str:
