@@ -550,15 +550,7 @@ def test_bad_input_is_one_line(args: list[str], said: str) -> None:
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_figures(tmp_path: Path) -> None:
     def command(runs: str) -> list[str]:
-        words = [
-            "fedntd/table-1",
-            "--quick",
-            "--methods",
-            "fedavg,scaffold",
-            "--runs",
-            str(tmp_path / runs),
-            "epochs=1",
-        ]
+        words = ["fedntd/table-1", "--quick", "--methods", "fedavg,scaffold", "--runs", str(tmp_path / runs)]
         return [sys.executable, "-m", "fedkeep", "reproduce", *words, "epochs=1", "--json"]
 
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
