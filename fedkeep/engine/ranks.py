@@ -6,6 +6,7 @@ aggregates, writes and tells the others. Trees travel as they are, a short descr
 
 from __future__ import annotations
 
+import atexit
 import functools
 import heapq
 import json
@@ -175,8 +176,16 @@ def here() -> Ranks:
         if own_gpu:
             torch.cuda.set_device(local_device())
         dist.init_process_group("nccl" if own_gpu else "gloo")
+        if not own_gpu:
+            atexit.register(_leave)
     carrier = local_device() if dist.get_backend() == "nccl" else torch.device("cpu")
     return Ranks(dist.get_rank(), dist.get_world_size(), carrier)
+
+
+def _leave() -> None:
+    """Part from the others before Python ends: gloo's threads, still running then, can abort a process that is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def local_device() -> torch.device:
