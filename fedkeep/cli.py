@@ -156,10 +156,8 @@ def run(
         for label, outcome in sweeping.run_all(todo, runs, jobs, progress, extras):
             if isinstance(outcome, FedkeepError):
                 failures.append(outcome)
-                progress.say(f"{label}: {outcome}")
             else:
                 histories[label] = outcome
-                progress.end(label, outcome)
     if histories:
         _show_runs(histories, as_json, runs)
     if failures:

@@ -142,9 +142,9 @@ def _best(name: str, order: Sequence[Group], tests: Sequence[Difference]) -> str
     apart = [t.other for t in mine.values() if t.told_apart and t is not lead]
     alike = [t.other for t in mine.values() if not t.told_apart and t is not lead]
     if apart:
-        said += f" {best.label} is told apart from {_list(apart)}" + (" too." if lead.told_apart else ".")
+        said += f" {best.label} is told apart from {listed(apart)}" + (" too." if lead.told_apart else ".")
     if alike:
-        said += f" It cannot be told from {_list(alike)}" + ("." if lead.told_apart else " either.")
+        said += f" It cannot be told from {listed(alike)}" + ("." if lead.told_apart else " either.")
     return said
 
 
@@ -199,5 +199,6 @@ def _round(p: float) -> str:
     return "below 0.001" if p < 0.001 else f"{p:.2g}"
 
 
-def _list(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Write names as a sentence has them: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

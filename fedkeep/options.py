@@ -17,7 +17,13 @@ Words = Annotated[
 
 def file_and_overrides(words: list[str] | None) -> tuple[Path | None, list[str]]:
     """Tell the experiment file from the overrides."""
-    files = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
-    if len(files) > 1:
-        raise FedkeepError(f"one experiment file at a time, not {' and '.join(files)}; overrides are key=value")
-    return Path(files[0]) if files else None, [word for word in words or [] if word not in files]
+    file, overrides = name_and_overrides(words, "experiment file")
+    return Path(file) if file else None, overrides
+
+
+def name_and_overrides(words: list[str] | None, what: str) -> tuple[str | None, list[str]]:
+    """Tell a name, or a file, from the overrides."""
+    names = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
+    if len(names) > 1:
+        raise FedkeepError(f"one {what} at a time, not {' and '.join(names)}; overrides are key=value")
+    return names[0] if names else None, [word for word in words or [] if word not in names]

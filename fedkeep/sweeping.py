@@ -51,17 +51,32 @@ def run_all(
     experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Bar, extras: Extras | None = None
 ) -> Iterator[tuple[str, History | FedkeepError]]:
     """Run experiments into folders of their names, and yield each when it is done; one may fail, the rest go on."""
-    extras = extras or Extras()
     if jobs > 1 and ranks.here().size > 1:
         raise FedkeepError("several runs at a time (--jobs) and several processes a run (torchrun) exclude each other")
-    if jobs == 1:
-        for label, experiment in experiments.items():
-            progress.begin(label)
-            try:
-                yield label, experiment.run(folder / label, (progress, *extras.callbacks()))
-            except FedkeepError as error:
-                yield label, error
-        return
+    extras = extras or Extras()
+    one_by_one = _in_turn(experiments, folder, progress, extras)
+    for label, outcome in one_by_one if jobs == 1 else _side_by_side(experiments, folder, jobs, progress, extras):
+        if isinstance(outcome, FedkeepError):
+            progress.say(f"{label}: {outcome}")
+        else:
+            progress.end(label, outcome)
+        yield label, outcome
+
+
+def _in_turn(
+    experiments: Mapping[str, Experiment], folder: Path, progress: Bar, extras: Extras
+) -> Iterator[tuple[str, History | FedkeepError]]:
+    for label, experiment in experiments.items():
+        progress.begin(label)
+        try:
+            yield label, experiment.run(folder / label, (progress, *extras.callbacks()))
+        except FedkeepError as error:
+            yield label, error
+
+
+def _side_by_side(
+    experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Bar, extras: Extras
+) -> Iterator[tuple[str, History | FedkeepError]]:
     threads = max(1, (os.cpu_count() or 1) // jobs)
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,))

@@ -78,23 +78,14 @@ class Dataset:
             held = min(math.ceil(validation * public - 1e-9), int(public) - 1)
             val, train = drawn[:, :held].reshape(-1), drawn[:, held:].reshape(-1)
         elif isinstance(public, float) and 0 < public < 1:
-            chosen = rng.permutation(n)[: max(1, round(public * n))]
-            held = min(round(validation * len(chosen)), len(chosen) - 1)
-            val, train = chosen[:held], chosen[held:]
+            val, train = _held_back(rng.permutation(n)[: max(1, round(public * n))], validation)
         else:
             raise DataError(f"public must be a share between 0 and 1 or a count per class from 1 on, not {public!r}")
         if len(val) + len(train) >= n:
             raise DataError(f"public = {public} takes all {n} training examples: none are left for clients")
         val, train = np.sort(val), np.sort(train)
         kept = np.setdiff1d(np.arange(n), np.concatenate([val, train]))
-        x, labels = self.x_train, self.y_train
-        held_back = Public(
-            tree.take(x, torch.from_numpy(train)),
-            labels[train],
-            tree.take(x, torch.from_numpy(val)),
-            labels[val],
-        )
-        return replace(self._train_on(kept), public=held_back)
+        return replace(self._train_on(kept), public=_public(self.x_train, self.y_train, train, val))
 
     def _with_public_owners(self, number: float | int, validation: float, rng: np.random.Generator) -> Dataset:
         owners = np.unique(self._owners("public_ids"))
@@ -104,11 +95,8 @@ class Dataset:
             raise DataError(f"public_ids = {number}, but there are {len(owners)}: none would be left as clients")
         theirs = rng.permutation(owners)[: int(number)]
         x, y = self._examples_of(theirs)
-        order = torch.from_numpy(rng.permutation(len(y)))
-        held = min(round(validation * len(y)), len(y) - 1)
-        val, train = order[:held].sort().values, order[held:].sort().values
-        held_back = Public(tree.take(x, train), y[train], tree.take(x, val), y[val])
-        return replace(self._without(theirs), public=held_back)
+        val, train = _held_back(rng.permutation(len(y)), validation)
+        return replace(self._without(theirs), public=_public(x, y, np.sort(train), np.sort(val)))
 
     def _examples_of(self, owners: np.ndarray) -> tuple[Any, Tensor]:
         """Return all examples of some owners, of training and test."""
@@ -247,6 +235,17 @@ def _channel(value: Any, what: str, x: Any) -> Tensor | None:
     except RuntimeError:
         raise DataError(f"{what} of shape {tuple(given.shape)} does not fit examples of {tuple(shape)}") from None
     return fitted
+
+
+def _held_back(chosen: np.ndarray, validation: float) -> tuple[np.ndarray, np.ndarray]:
+    """Divide shuffled examples into a share to validate with and the rest, at least one."""
+    held = min(round(validation * len(chosen)), len(chosen) - 1)
+    return chosen[:held], chosen[held:]
+
+
+def _public(x: Any, y: Tensor, train: np.ndarray, val: np.ndarray) -> Public:
+    one, other = torch.from_numpy(train), torch.from_numpy(val)
+    return Public(tree.take(x, one), y[one], tree.take(x, other), y[other])
 
 
 def _per_class(rng: np.random.Generator, y: np.ndarray, c: int, count: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedkeep.findings import listed
 from fedkeep.reproduce.cells import Cells, Job, Results
 from fedkeep.reproduce.measures import MEASURES, NEVER, Measure
 from fedkeep.reproduce.spec import Figure
@@ -162,7 +163,7 @@ def words(sheet: Sheet) -> list[str]:
         signs = {labels[row]: g for row, g in gaps.items() if g.agree is not None}
         if not order.pairs:
             continue
-        text = f"{MEASURES[name].head}: best here {_and(order.best_here)}, in the paper {_and(order.best_there)}."
+        text = f"{MEASURES[name].head}: best here {listed(order.best_here)}, in the paper {listed(order.best_there)}."
         if signs:
             agreeing = sum(bool(g.agree) for g in signs.values())
             text += f" Gaps to {sheet.first.label}: {agreeing} of {len(signs)} have the paper's sign"
@@ -171,10 +172,10 @@ def words(sheet: Sheet) -> list[str]:
                 for label, g in signs.items()
                 if not g.agree
             ]
-            text += f"; not so {_and(unlike)}." if unlike else "."
+            text += f"; not so {listed(unlike)}." if unlike else "."
         slight = [labels[row] for row, g in gaps.items() if g.slight and g.ours is not None]
         if slight:
-            text += f" Within the paper's spread, and not counted: {_and(slight)}."
+            text += f" Within the paper's spread, and not counted: {listed(slight)}."
         text += f" Order: {order.agreeing} of {order.pairs} pairs as in the paper."
         said.append(text)
     return said
@@ -264,7 +265,3 @@ def _plain(value: float | None, high: str = "never", low: str = "never") -> floa
     if value is None or math.isfinite(value):
         return value
     return high if value > 0 else low
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -106,14 +106,13 @@ class Job:
         found = Results({(c, r): Cells(why_not=table.rows[r].absent) for c in self.columns for r in rows})
         todo: list[Cell] = []
         for cell in self.cells(rows):
-            source = str(cell.experiment.data["source"])
-            absent = named.missing(named.canonical(source) or source, cell.experiment.data.get("root"))
             try:
                 if self._read(cell, found):
                     continue
             except FedkeepError as error:  # a damaged run, or one of another experiment: the others go on
                 found.cells[cell.column, cell.row].failed[cell.seed] = str(error)
                 continue
+            absent = named.missing(cell.experiment.data["source"], cell.experiment.data.get("root"))
             if absent is not None:
                 found.missing[cell.column] = absent
                 found.cells[cell.column, cell.row].why_not = "data not at hand"
@@ -143,10 +142,7 @@ class Job:
                 into.diverged[cell.seed] = str(outcome)
                 note = functools.partial(write_atomic, self.path(cell) / _DIVERGED, str(outcome).encode())
                 ranks.here().decide(note)  # it would diverge again
-                progress.say(f"{label}: {outcome}")
             elif isinstance(outcome, FedkeepError):
                 into.failed[cell.seed] = str(outcome)
-                progress.say(f"{label}: {outcome}")
             else:
                 into.histories[cell.seed] = outcome
-                progress.end(label, outcome)

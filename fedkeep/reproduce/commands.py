@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedkeep import plain
 from fedkeep.errors import FedkeepError
-from fedkeep.options import AsJson
+from fedkeep.options import AsJson, name_and_overrides
 
 
 def reproduce(
@@ -86,13 +86,10 @@ def _names(given: list[str] | None) -> list[str] | None:
 
 def _words(words: list[str] | None) -> tuple[str | None, list[str]]:
     """Tell the table from the overrides."""
-    tables = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
-    if len(tables) > 1:
-        raise FedkeepError(f"one table at a time, not {' and '.join(tables)}; overrides are key=value")
-    overrides = [word for word in words or [] if word not in tables]
-    if overrides and not tables:
+    table, overrides = name_and_overrides(words, "table")
+    if overrides and table is None:
         raise FedkeepError(f"{overrides[0]!r} without a table: fedkeep reproduce lists those there are")
     for text in overrides:
         if text.partition("=")[0].strip() in ("seed", "method", "method.name"):
             raise FedkeepError(f"{text!r}: seeds are chosen by --seeds, methods by --methods")
-    return (tables[0] if tables else None), overrides
+    return table, overrides

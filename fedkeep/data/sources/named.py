@@ -142,9 +142,10 @@ def data_root(root: str | Path | None) -> Path:
     return Path(root or os.environ.get("FEDKEEP_DATA") or "~/.cache/fedkeep").expanduser()
 
 
-def missing(name: str, root: str | Path | None = None) -> str | None:
+def missing(source: object, root: str | Path | None = None) -> str | None:
     """Say where a registered data set belongs and what gets it, if its folder is not there, or empty."""
-    home = data_root(root) / name
+    name = canonical(source) if isinstance(source, str) else None
+    home = data_root(root) / (name or "")
     if name not in NAMED or (home.is_dir() and any(home.iterdir())):
         return None
     there = "is empty" if home.is_dir() else "is not there"
