@@ -66,7 +66,7 @@ class Experiment(BaseModel):
     split: dict[str, Any]
     train: Settings = Field(default_factory=Settings)
     seed: int = Field(default=0, ge=0)
-    checkpoint_every: int = Field(default=10, ge=1)
+    checkpoint_every: int | None = Field(default=None, ge=1)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Experiment:
@@ -182,8 +182,7 @@ class Experiment(BaseModel):
         if not (path / "experiment.toml").exists():
             return True
         theirs = Experiment.from_dict(read_experiment(path)).to_dict()
-        if theirs != self.to_dict():
-            key = next(k for k in _differences(theirs, self.to_dict()))
+        for key in _differences(theirs, {**self.to_dict(), "checkpoint_every": theirs["checkpoint_every"]}):
             raise ConfigError(
                 f"{path} holds another experiment, which differs in {key}: choose another folder for this one"
             )

@@ -32,7 +32,6 @@ def experiment(name: str, seed: int, rounds: int = SETTINGS["rounds"]) -> Experi
     return Experiment.from_dict(
         {
             "seed": seed,
-            "checkpoint_every": rounds,
             "method": name,
             "model": "mlp",
             "data": "digits",

@@ -2,7 +2,7 @@
 
     experiment.toml          what was run, complete: running it again gives the same run
     rounds.jsonl             one line per round, appended and flushed
-    checkpoint.safetensors   the server's tree and an index of the clients' states, replaced every few rounds
+    checkpoint.safetensors   the server's tree and an index of the clients' states, replaced every so often
     clients/                 one file per client and round
     split.json               who holds which classes, of some clients where there are many (see splits.py)
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 import tomllib
 import zlib
 from dataclasses import dataclass
@@ -48,18 +49,19 @@ class Saved:
 class RunFolder:
     """One run's folder, held by one process at a time."""
 
-    def __init__(self, path: Path, checkpoint_every: int) -> None:
+    def __init__(self, path: Path, checkpoint_every: int | None) -> None:
         self.path, self.checkpoint_every = path, checkpoint_every
         self.clients = path / CLIENTS
         self.last: int | None = None  # the round of the last checkpoint
+        self._next = 0.0  # the time before which no checkpoint is due, where none is asked for by number
         self._lock = Lock(path / ".lock")
         self._rounds = open(path / ROUNDS, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
 
     @classmethod
     def create(cls, path: Path, about: dict[str, Any]) -> RunFolder:
         """Make a new run folder; one that holds a run already is refused."""
-        every = about["checkpoint_every"]
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        every = about.get("checkpoint_every")
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise RunError(f"checkpoint_every must be a whole number of at least 1, not {every!r}")
         if (path / EXPERIMENT).exists():
             raise RunError(
@@ -80,7 +82,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Open a run that exists, to go on with it."""
-        return cls(path, read_experiment(path)["checkpoint_every"])
+        return cls(path, read_experiment(path).get("checkpoint_every"))
 
     def __enter__(self) -> RunFolder:
         return self
@@ -102,8 +104,15 @@ class RunFolder:
         except OSError as error:
             raise RunError(self._lost(ROUNDS, error)) from error
 
+    def due(self, round: int) -> bool:
+        """Say whether a round ends with a checkpoint: every so many do, or as many as take a twentieth of the time."""
+        if self.checkpoint_every is not None:
+            return round % self.checkpoint_every == 0
+        return time.monotonic() >= self._next
+
     def checkpoint(self, round: int, server: Tree, states: ClientStore) -> None:
         """Make this round the one to go on from."""
+        began = time.monotonic()
         try:
             index = states.save()
             os.fsync(self._rounds.fileno())
@@ -112,7 +121,8 @@ class RunFolder:
         except OSError as error:
             raise RunError(self._lost(CHECKPOINT, error)) from error
         states.prune()
-        self.last = round
+        self.last, ended = round, time.monotonic()
+        self._next = ended + 19 * (ended - began)
 
     def restore(self) -> Saved | None:
         """Read the last checkpoint, if there is one yet, and cut off the lines that were written after it."""
@@ -182,6 +192,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     about = read_experiment(path)
     records = read_records(path / ROUNDS) if (path / ROUNDS).exists() else []
     settings = {**about["train"], "seed": about["seed"]}
+    if ran_with := about.get("made_by", {}).get("engine"):
+        settings["engine"] = ran_with  # where `auto` was asked for
     history = History(about["method"]["name"], settings, records, about=about, folder=path)
     if not weights:
         return history

@@ -85,6 +85,18 @@ def test_steps_are_replayed_and_clients_that_have_finished_are_left_alone(proble
     assert any(sure < active for active, sure in captured), "the problem's clients are of unequal size"
 
 
+def test_graphs_are_captured_anew_for_cohorts_that_outgrow_the_last() -> None:
+    """Buffers that are too small go, and their graphs' memory with them, which the next capture must not ask for."""
+    x, y = np.zeros((444, 1, 4, 4), np.uint8), np.arange(444) % 4
+    clients = np.split(np.arange(444), [4, 44])
+    settings = fk.Settings(engine="stacked", device="cuda", epochs=1, batch_size=4)
+    sim = fk.Simulation("fedavg", "mlp", fk.data.from_arrays(x, y, x, y), clients, settings)
+    shared = sim.method.broadcast(sim.server)
+    for client in range(3):
+        sim.engine.train(shared, [sim._job(client, 1, shared)], 0.1)
+        assert sim.engine.graphs.works
+
+
 def test_another_runs_graphs_are_not_freed_in_the_middle_of_a_capture(problem: Problem) -> None:
     """They hang in a cycle, so that only the garbage collector frees them, whenever it pleases."""
     before = gc.get_threshold()

@@ -300,6 +300,7 @@ def test_a_run_folder_holds_what_it_should_and_runs_again_to_the_same(tmp_path: 
     assert about["format"] == 1
     assert about["made_by"]["torch"] == str(torch.__version__)
     assert about["made_by"]["engine"] == "stacked"
+    assert loaded.settings["engine"] == "stacked"
 
 
 def test_a_finished_run_is_read_not_run_again(tmp_path: Path) -> None:
@@ -324,6 +325,36 @@ def test_bad_input_leaves_no_folder_behind(tmp_path: Path, problem: Problem) -> 
     with pytest.raises(fk.errors.FedkeepError, match="there are 6"):
         fk.simulate("fedavg", problem.model, problem.data, problem.clients, participation=9, run_dir=tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_checkpoints_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of our own, where a checkpoint takes three seconds."""
+    now = 100.0
+    monkeypatch.setattr("fedkeep.runs.time.monotonic", lambda: now)
+
+    def slow(self: store.ClientStore) -> tree.Tree:
+        nonlocal now
+        now += 3
+        return {}
+
+    monkeypatch.setattr(store.ClientStore, "save", slow)
+    with RunFolder.create(tmp_path, {}) as folder:
+        assert folder.due(1)
+        folder.checkpoint(1, {}, store.ClientStore())
+        now += 56.9
+        assert not folder.due(2)
+        now += 0.2
+        assert folder.due(3)
+
+
+def test_how_often_there_is_a_checkpoint_makes_no_other_experiment(tmp_path: Path) -> None:
+    first = experiment("fedavg").run(tmp_path / "a")
+    seldom = {key: value for key, value in SMALL.items() if key != "checkpoint_every"}
+    again = Experiment.from_dict({**seldom, "method": "fedavg"})
+    assert again.checkpoint_every is None
+    assert again.run(tmp_path / "a").records == first.records
+    again.run(tmp_path / "b")
+    assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
 def test_two_processes_at_one_folder(tmp_path: Path, forks) -> None:

@@ -37,7 +37,6 @@ class Graphs:
     def __init__(self, step: Callable[..., None], task: Task) -> None:
         self.step, self.task = step, task
         self.stacks: dict[int, _Buffers] = {}
-        self.pool: Any = None
         self.works = True
 
     def run(self, held: Tree, live: Sequence[int], lr: float) -> Tree:
@@ -89,7 +88,7 @@ class Graphs:
         tree.copy_(changed, before)
         graph = torch.cuda.CUDAGraph()
         try:
-            with _nothing_collected(), torch.cuda.graph(graph, pool=self.pool):
+            with _nothing_collected(), torch.cuda.graph(graph, pool=buffers.pool):
                 step()
         except torch.OutOfMemoryError:
             raise
@@ -100,7 +99,7 @@ class Graphs:
                 str(error).splitlines()[0],
             )
             return None
-        self.pool = self.pool or graph.pool()
+        buffers.pool = graph.pool()
         return graph
 
 
@@ -112,6 +111,7 @@ class _Buffers:
             part: tree.map(_roomy if part in _GROWING else torch.clone, inside) for part, inside in held.items()
         }
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.pool: Any = None  # of memory, shared by these graphs; torch refuses one whose graphs are all gone
         self.s = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.lr = torch.zeros((), dtype=torch.promote_types(task.dtype, torch.float32), device=task.device)
 

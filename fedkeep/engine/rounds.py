@@ -110,7 +110,7 @@ class Simulation:
         try:
             while self.round < self.settings.rounds and not self._stop:
                 self.step()
-                if self.ranks.decide(self._checkpoint_is_due):
+                if self.ranks.decide(lambda: self.folder is not None and self.folder.due(self.round)):
                     self._checkpoint()
         except Diverged as error:
             error.history = self.history
@@ -278,9 +278,6 @@ class Simulation:
         self.history.records.append(record)
         self.history.params = self.params
         self.ranks.decide(lambda: self.folder.append(record) if self.folder else None)
-
-    def _checkpoint_is_due(self) -> bool:
-        return self.folder is not None and self.round % self.folder.checkpoint_every == 0
 
     def _checkpoint(self) -> None:
         folder = self.folder

@@ -34,7 +34,7 @@ def simulate(
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     run_dir: str | Path | None = None,
-    checkpoint_every: int = 10,
+    checkpoint_every: int | None = None,
     **settings: Any,
 ) -> History:
     """Run a federation to its end and return what it leaves behind.
@@ -42,7 +42,8 @@ def simulate(
     `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`; `clients` a partition, or any
     iterable of index arrays; `criterion` the loss, one value per example. The settings are those of `Settings`. A
     callback is called after every round with the simulation and the round's record. With `run_dir` everything is
-    written there, and `fedkeep.resume` goes on with a run that was interrupted.
+    written there, and `fedkeep.resume` goes on with a run that was interrupted: from a checkpoint after every so many
+    rounds, or, if nothing is said, from as many as take a twentieth of the time.
     """
     unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
     if unknown:

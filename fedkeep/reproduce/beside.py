@@ -252,11 +252,13 @@ def _far(value: float | None, measure: str) -> str:
 
 
 def signed(value: float, digits: int) -> str:
-    """Write a number with its sign; one that rounds to zero has none but +.
+    """Write a number with its sign; one that rounds to zero has none but +. A median of rounds keeps its half.
 
-    >>> signed(-0.004, 2), signed(1.5, 1)
-    ('+0.00', '+1.5')
+    >>> signed(-0.004, 2), signed(1.5, 0), signed(2, 0)
+    ('+0.00', '+1.5', '+2')
     """
+    if digits == 0 and value % 1 == 0.5:
+        digits = 1
     return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
