@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import fedkeep as fk
+from fedkeep.cli import app
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,3 +104,15 @@ def test_the_page_of_instruments_names_them_all() -> None:
     known = [n for n, f in vars(fk.forgetting).items() if callable(f) and not n.startswith("_")]
     helpers = {"Any", "Sequence", "accuracy", "class_accuracy", "smoothed", "underlying_distribution"}
     assert [name for name in [*known, *fk.instruments.STUDIES] if name not in helpers and f"`{name}" not in text] == []
+
+
+def test_the_page_of_results_says_what_the_runs_in_the_repository_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("FEDKEEP_DATA", "nowhere")
+    page = (ROOT / "docs" / "results.md").read_text()
+    shown = re.findall(r"```sh\n(fedkeep reproduce .* --show .*)\n```\n\n((?:\|.*\n)+)", page)
+    assert len(shown) == 6
+    for command, table in shown:
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert result.exit_code == 0, result.output
+        assert [line for line in result.stdout.splitlines() if line.startswith("|")] == table.splitlines()

@@ -226,15 +226,16 @@ def _line(job: Job, results: Results, column: str, row: str) -> Line:
 
 def _note(cells: Cells, seeds: int) -> str | None:
     """Say in a few words why a row's figures are not all there."""
-    if cells.why_not is not None:
-        return cells.why_not
     said = []
     if cells.diverged:
         said.append("diverged" if not cells.histories else f"{len(cells.diverged)} of {seeds} diverged")
     said += [f"seed {seed}: {reason}" for seed, reason in cells.failed.items()]
-    waiting = seeds - len(cells.histories) - len(cells.diverged) - len(cells.failed)
-    if waiting:
-        said.append("not run yet" if waiting == seeds else f"{len(cells.histories)} of {seeds} seeds")
+    ended = len(cells.histories) + len(cells.diverged)
+    waiting = seeds - ended - len(cells.failed)
+    if waiting == seeds:
+        said.append(cells.why_not or "not run yet")
+    elif waiting:
+        said.append(f"{ended} of {seeds} seeds")
     return "; ".join(said) or None
 
 
