@@ -2,10 +2,10 @@
 
     FEDKEEP_DATA=folder python benchmarks/anchor_curvature.py RUN
 
-The anchor's term, beta / |T| * the sum of ||z_g - z||^2, is quadratic in the logits z, so at z = z_g its curvature along
-the steepest direction is 2 beta / |T| times the largest eigenvalue of J J^T, J being the derivatives of the anchor's
-logits by the weights. SGD with momentum m is stable below 2 (1 + m) / lr. The shared example of a class stands here for
-a non-dominant class too, of which a client would take an example of its own.
+The anchor's term, beta / |T| * the sum of ||z_g - z||^2, is quadratic in the logits z, so at z = z_g its curvature
+along the steepest direction is 2 beta / |T| times the largest eigenvalue of J J^T, J being the derivatives of the
+anchor's logits by the weights. SGD with momentum m is stable below 2 (1 + m) / lr. The shared example of a class stands
+here for a non-dominant class too, of which a client would take an example of its own.
 """
 
 from __future__ import annotations
