@@ -20,7 +20,6 @@ import torch
 import fedkeep as fk
 from fedkeep import tree
 from fedkeep.config import Experiment
-from fedkeep.runs import read_experiment
 
 
 def main() -> None:
@@ -28,24 +27,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a run of FedKA, with its checkpoint")
     folder = parser.parse_args().run
-    method, model, data, clients, settings = Experiment.from_dict(read_experiment(folder)).parts()
-    if not isinstance(method, fk.methods.FedKA):
-        parser.error(f"{folder} is a run of {method.name}, not of fedka")
-    simulation = fk.Simulation(method, model, data, clients, replace(settings, device="cpu", engine="loop"))
-    history = fk.load_run(folder)
-    if history.params is None:
-        parser.error(f"{folder} has no checkpoint")
+    try:
+        history = fk.load_run(folder)
+        method, model, data, clients, settings = Experiment.from_dict(history.about).parts()
+        if not isinstance(method, fk.methods.FedKA):
+            parser.error(f"{folder} is a run of {method.name}, not of fedka")
+        if history.saved is None:
+            parser.error(f"{folder} has no checkpoint")
+        simulation = fk.Simulation(method, model, data, clients, replace(settings, device="cpu", engine="loop"))
+    except fk.errors.FedkeepError as error:
+        parser.error(str(error))
     logits, derivatives = _logits(simulation, history.params)
     found = []
     for k in range(len(clients)):
         counts = np.bincount(data.y_train[clients[k]], minlength=data.n_classes)
-        channels = np.flatnonzero(counts < method.gamma * counts.sum())
-        rows = derivatives[channels][:, channels].flatten(0, 1).double()
-        largest = torch.linalg.eigvalsh(rows @ rows.T)[-1].item() if len(channels) else 0.0
-        found.append(2 * method.beta / max(len(channels), 1) * largest)
+        missing, scarce = counts == 0, (counts > 0) & (counts < method.gamma * counts.sum())
+        wanted = {"both": missing | scarce, "non_dominant": scarce, "missing": missing}[method.parts]
+        anchor = np.flatnonzero(wanted)[: method.mu]
+        rows = derivatives[anchor][:, np.flatnonzero(missing | scarce)].flatten(0, 1).double()
+        largest = torch.linalg.eigvalsh(rows @ rows.T)[-1].item() if len(anchor) else 0.0
+        found.append(2 * method.beta / max(len(anchor), 1) * largest)
     limit = 2 * (1 + settings.momentum) / settings.lr_in(history.saved + 1)
-    print(f"{folder}, round {history.saved}: largest logit of the shared examples {logits.abs().max():.0f}")
-    print(f"curvature by client: {', '.join(f'{value:.0f}' for value in found)}; SGD is stable below {limit:.0f}")
+    print(f"{folder}, round {history.saved}: largest logit of the shared examples {logits.abs().max():.3g}")
+    print(f"curvature by client: {', '.join(f'{value:.3g}' for value in found)}; SGD is stable below {limit:.3g}")
 
 
 def _logits(simulation: fk.Simulation, params: tree.Tree) -> tuple[torch.Tensor, torch.Tensor]:

@@ -71,7 +71,9 @@ def find(paths: Iterable[str | Path]) -> list[Path]:
         elif path.is_dir() and (below := sorted(p.parent for p in path.glob(f"*/{EXPERIMENT}"))):
             found += below
         else:
-            raise RunError(f"{path} is not a run folder and holds none")
+            deeper = next((p.parent.parent for p in sorted(path.rglob(EXPERIMENT))), None)
+            where = f"; there are some in {deeper}" if deeper else ""
+            raise RunError(f"{path} is not a run folder and holds none{where}")
     return list(dict.fromkeys(found))
 
 

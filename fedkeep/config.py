@@ -182,7 +182,8 @@ class Experiment(BaseModel):
         if not (path / "experiment.toml").exists():
             return True
         theirs = Experiment.from_dict(read_experiment(path)).to_dict()
-        for key in _differences(theirs, {**self.to_dict(), "checkpoint_every": theirs["checkpoint_every"]}):
+        ours = {**self.to_dict(), "checkpoint_every": theirs["checkpoint_every"]}  # how often makes no other run of it
+        if (key := next(iter(_differences(theirs, ours)), None)) is not None:
             raise ConfigError(
                 f"{path} holds another experiment, which differs in {key}: choose another folder for this one"
             )

@@ -108,8 +108,9 @@ def words(groups: Sequence[Group], against: str | None = None) -> list[str]:
             continue
         tests = differences(groups, measure, against)
         said.append(_against(name, measure, tests, find(groups, against)) if against else _best(name, order, tests))
-    if not said or len(said) == bool(unfinished):
-        return [*said, "There is one setting only: nothing to compare it with."]
+    if len(said) == bool(unfinished):
+        few = "Nothing has come to its end" if len(unfinished) == len(groups) else "There is one setting only"
+        return [*said, f"{few}: nothing to compare."]
     return said + _about_the_tests(groups, against)
 
 

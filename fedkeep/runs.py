@@ -34,6 +34,7 @@ log = logging.getLogger("fedkeep")
 
 FORMAT = 1
 EXPERIMENT, ROUNDS, CHECKPOINT, CLIENTS = "experiment.toml", "rounds.jsonl", "checkpoint.safetensors", "clients"
+_LONGEST = 600  # seconds without a checkpoint, where it is not said after how many rounds there is one
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class RunFolder:
         self.path, self.checkpoint_every = path, checkpoint_every
         self.clients = path / CLIENTS
         self.last: int | None = None  # the round of the last checkpoint
-        self._next = 0.0  # the time before which no checkpoint is due, where none is asked for by number
+        self._began = self._written = time.monotonic()
+        self._spent = self._took = 0.0  # seconds, on all checkpoints and on the last
         self._lock = Lock(path / ".lock")
         self._rounds = open(path / ROUNDS, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
 
@@ -105,10 +107,15 @@ class RunFolder:
             raise RunError(self._lost(ROUNDS, error)) from error
 
     def due(self, round: int) -> bool:
-        """Say whether a round ends with a checkpoint: every so many do, or as many as take a twentieth of the time."""
+        """Say whether a round ends with a checkpoint: every so many do, or as many as take a twentieth of the time.
+
+        How long the next one will take is not known; it is taken to be as long as the last. However long that is, after
+        ten minutes one is due.
+        """
         if self.checkpoint_every is not None:
             return round % self.checkpoint_every == 0
-        return time.monotonic() >= self._next
+        now = time.monotonic()
+        return 20 * (self._spent + self._took) <= now - self._began or now - self._written >= _LONGEST
 
     def checkpoint(self, round: int, server: Tree, states: ClientStore) -> None:
         """Make this round the one to go on from."""
@@ -121,8 +128,9 @@ class RunFolder:
         except OSError as error:
             raise RunError(self._lost(CHECKPOINT, error)) from error
         states.prune()
-        self.last, ended = round, time.monotonic()
-        self._next = ended + 19 * (ended - began)
+        self.last, self._written = round, time.monotonic()
+        self._took = self._written - began
+        self._spent += self._took
 
     def restore(self) -> Saved | None:
         """Read the last checkpoint, if there is one yet, and cut off the lines that were written after it."""

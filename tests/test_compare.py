@@ -149,7 +149,7 @@ def test_a_run_that_is_not_at_its_end_is_neither_ranked_nor_tested():
     assert said[0] == "Left out of what follows, because not at its end: late."
     assert "b is best" in said[1]
     assert "late" not in as_data(groups)["ranks"]["final"]
-    assert findings.words(groups[1:])[-1] == "There is one setting only: nothing to compare it with."
+    assert findings.words(groups[1:])[-1] == "There is one setting only: nothing to compare."
 
 
 def test_equals_share_their_place():

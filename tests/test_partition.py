@@ -292,6 +292,20 @@ def test_dirichlet_in_groups_gives_each_group_its_even_part_of_the_examples(grou
     assert equal(clients, partition.dirichlet(y, 5 * groups, alpha, seed, min_size=2, group=5))
 
 
+@PROFILE
+@given(st.integers(2, 9), st.sampled_from([0.1, 1.0]), SEEDS)
+def test_dirichlet_made_even_gives_what_is_over_to_the_neighbour(n, alpha, seed):
+    y = np.random.default_rng(seed).permutation(np.arange(200) % 5)
+    drawn, even = (partition.dirichlet(y, n, alpha, seed, min_size=1, even=e) for e in (False, True))
+    assert_each_once(even, len(y))
+    assert np.ptp(even.sizes) <= 1
+    starts = np.cumsum([0, *drawn.sizes])
+    ends = np.cumsum([0, *even.sizes])
+    for k, own in enumerate(even):  # only from those whose stretch of the line its own overlaps
+        near = [j for j in range(n) if starts[j] < ends[k + 1] and ends[k] < starts[j + 1]]
+        assert set(own) <= set(np.concatenate([drawn[j] for j in near]))
+
+
 def test_dirichlet_in_groups_refuses_groups_that_do_not_come_out_even():
     with pytest.raises(PartitionError, match="groups of 3"):
         partition.dirichlet(EIGHTY, 8, 1.0, group=3)

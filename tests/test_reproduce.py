@@ -362,7 +362,7 @@ def test_finished_cells_are_not_run_again_and_the_rest_is(tmp_path: Path, monkey
     again, rest = job.look()
     assert [cell.label for cell in rest] == labels[3:]
     [two, iid] = beside.sheets(job, again)
-    assert [line.note for line in two.lines] == [None, "1 of 2 seeds", "not in fedkeep yet"]
+    assert [line.note for line in two.lines] == [None, "1 of 2 seeds run", "not in fedkeep yet"]
     assert {line.note for line in iid.lines} == {"data not at hand", "not in fedkeep yet"}
     both = [again.cells["two", row].histories[0].accuracy[-1] for row in ("fedavg", "fedntd")]
     gap = two.gaps("final")["fedntd"]
@@ -478,7 +478,7 @@ def test_quick_shows_every_row_beside_the_papers(name: str, tmp_path: Path) -> N
     for row in table.rows.values():
         assert row.label in out
     assert "the figures cannot be" in out
-    assert "Not the paper's setting: rounds=2, epochs=1" in out
+    assert "Not the table's setting: rounds=2, epochs=1" in out
     assert "best here" in out
     told = json.loads(run(name, "--quick", "--runs", str(tmp_path), "rounds=2", "epochs=1", "--json")[1])
     [column] = told["columns"]
@@ -512,7 +512,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert [column["column"] for column in told["columns"]] == ["two", "iid"]
     [fedntd] = [row for row in told["columns"][0]["rows"] if row["row"] == "fedntd"]
     assert list(fedntd["measures"]["final"]["values"]) == ["0", "1"]
-    assert fedntd["note"] == "2 of 3 seeds"
+    assert fedntd["note"] == "2 of 3 seeds run"
 
 
 def test_a_single_round_has_no_forgetting(tmp_path: Path) -> None:
@@ -524,7 +524,7 @@ def test_the_papers_example_of_an_override(tmp_path: Path) -> None:
     words = ["fedssd/table-1", "--quick", "--methods", "fedssd", "method.M_max=0.1", "rounds=2", "epochs=1"]
     code, out = run(*words, "--runs", str(tmp_path))
     assert code == 0, out
-    assert "Not the paper's setting: method.M_max=0.1, rounds=2, epochs=1" in out
+    assert "Not the table's setting: method.M_max=0.1, rounds=2, epochs=1" in out
 
 
 @pytest.mark.parametrize(

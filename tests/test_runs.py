@@ -156,11 +156,12 @@ def _run_to_the_end(path: str, train: dict) -> None:
     experiment("scaffold", **train).run(path)
 
 
-def test_the_command_line_goes_on_after_kill_9(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [2, None], ids=["every second round", "by their cost"])
+def test_the_command_line_goes_on_after_kill_9(tmp_path: Path, every: int | None) -> None:
     file = tmp_path / "x.toml"
     from fedkeep import toml
 
-    long = {**SMALL, "method": "scaffold", "train": {**SMALL["train"], "rounds": 60}}
+    long = {**SMALL, "method": "scaffold", "train": {**SMALL["train"], "rounds": 60}, "checkpoint_every": every}
     file.write_text(toml.dumps(long))
     command = [sys.executable, "-m", "fedkeep", "run", str(file), "--runs", str(tmp_path), "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -328,23 +329,31 @@ def test_bad_input_leaves_no_folder_behind(tmp_path: Path, problem: Problem) -> 
 
 
 def test_checkpoints_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of our own, where a checkpoint takes three seconds."""
-    now = 100.0
+    """On a clock of our own, where rounds take a second, and checkpoints three and later a thousand."""
+    now, costs = 100.0, 3.0
     monkeypatch.setattr("fedkeep.runs.time.monotonic", lambda: now)
 
     def slow(self: store.ClientStore) -> tree.Tree:
         nonlocal now
-        now += 3
+        now += costs
         return {}
 
     monkeypatch.setattr(store.ClientStore, "save", slow)
     with RunFolder.create(tmp_path, {}) as folder:
-        assert folder.due(1)
-        folder.checkpoint(1, {}, store.ClientStore())
-        now += 56.9
-        assert not folder.due(2)
-        now += 0.2
-        assert folder.due(3)
+        written = []
+        for number in range(3000):
+            if folder.due(number):
+                folder.checkpoint(number, {}, store.ClientStore())
+                written.append(number)
+            now += 1
+        assert written[:3] == [0, 117, 174]
+        assert 3 * len(written) == pytest.approx((now - 100) / 20, abs=3)
+        costs = 1000.0
+        folder.checkpoint(3000, {}, store.ClientStore())
+        now += 599
+        assert not folder.due(3001)
+        now += 1
+        assert folder.due(3002)
 
 
 def test_how_often_there_is_a_checkpoint_makes_no_other_experiment(tmp_path: Path) -> None:

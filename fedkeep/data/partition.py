@@ -136,14 +136,19 @@ def dirichlet(
     cap: bool = True,
     tries: int = 1000,
     group: int | None = None,
+    even: bool = False,
 ) -> Partition:
     """Share out each class among the clients in proportions drawn from Dirichlet(alpha).
 
     Small alpha: few classes and unequal sizes. As in the papers' code, a client that has its even share gets no more
     of the classes still to come (`cap`), and the draw is repeated until every client has `min_size` examples, at most
     `tries` times. With `group`, examples are first dealt out evenly to groups of so many clients, and each group
-    shares out its own (10 in FedGKD's code, where every client has half the even share or more).
+    shares out its own (10 in FedGKD's code, where every client has half the even share or more). With `even`, what
+    the clients drew is then laid end to end, each client's by class, and cut into parts of the same size: what is over
+    even goes to the neighbour (FedGKD's code again).
     """
+    if even:
+        return _evened(dirichlet(y, n_clients, alpha, seed, min_size, cap, tries, group), np.asarray(y))
     y = _labels(y, n_clients)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 < alpha < np.inf:
         raise PartitionError(f"alpha must be a number above 0, not {alpha!r}")
@@ -293,6 +298,12 @@ def _deal(by_class: list[np.ndarray], counts: np.ndarray) -> Partition:
     owner = np.concatenate([np.repeat(np.arange(counts.shape[1]), row) for row in counts])
     indices = np.concatenate(by_class)
     return Partition(indices[np.argsort(owner, kind="stable")], np.concatenate([[0], np.cumsum(counts.sum(0))]))
+
+
+def _evened(clients: Partition, y: np.ndarray[Any, Any]) -> Partition:
+    """Lay the clients' examples end to end, each client's by class, and cut that into parts of the same size."""
+    line = np.concatenate([own[np.argsort(y[own], kind="stable")] for own in clients])
+    return _join(np.array_split(line, len(clients)))
 
 
 def _join(parts: list[np.ndarray]) -> Partition:

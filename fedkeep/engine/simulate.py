@@ -43,7 +43,7 @@ def simulate(
     iterable of index arrays; `criterion` the loss, one value per example. The settings are those of `Settings`. A
     callback is called after every round with the simulation and the round's record. With `run_dir` everything is
     written there, and `fedkeep.resume` goes on with a run that was interrupted: from a checkpoint after every so many
-    rounds, or, if nothing is said, from as many as take a twentieth of the time.
+    rounds, or, if nothing is said, from as many as take about a twentieth of the time.
     """
     unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
     if unknown:

@@ -126,7 +126,7 @@ class Sheet:
 def gap(one: Entry, other: Entry) -> Gap:
     """Compare two methods, over the seeds that both have."""
     measure, theirs = one.measure, None
-    if one.theirs is not None and other.theirs is not None:
+    if one.theirs is not None and other.theirs is not None and not one.theirs == other.theirs == NEVER:
         theirs = measure.better(one.theirs, other.theirs)
     seeds = sorted(one.counted.keys() & other.counted.keys())
     ours = None
@@ -235,7 +235,7 @@ def _note(cells: Cells, seeds: int) -> str | None:
     if waiting == seeds:
         said.append(cells.why_not or "not run yet")
     elif waiting:
-        said.append(f"{ended} of {seeds} seeds")
+        said.append(f"{ended} of {seeds} seeds run")
     return "; ".join(said) or None
 
 

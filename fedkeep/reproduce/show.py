@@ -72,7 +72,7 @@ def as_markdown(job: Job, sheets: Sequence[Sheet]) -> str:
 
 
 def disclaimers(job: Job) -> list[str]:
-    """Say in what these runs are not the paper's."""
+    """Say in what these runs are not the table's."""
     said = []
     if job.quick:
         said.append(
@@ -81,7 +81,7 @@ def disclaimers(job: Job) -> list[str]:
         )
     changed = [text for text in job.overrides if text.partition("=")[0].removeprefix("train.") not in _NO_NEWS]
     if changed:
-        said.append(f"Not the paper's setting: {', '.join(changed)}.")
+        said.append(f"Not the table's setting: {', '.join(changed)}.")
     return said
 
 
