@@ -1,11 +1,14 @@
 """How near FedKA's anchor is to making SGD unstable, at a run's checkpoint.
 
-    FEDKEEP_DATA=folder python benchmarks/anchor_curvature.py RUN
+    FEDKEEP_DATA=folder python benchmarks/anchor_curvature.py RUN [--client 0 --betas 0.008,0.01,0.012,0.015]
 
 The anchor's term, beta / |T| * the sum of ||z_g - z||^2, is quadratic in the logits z, so at z = z_g its curvature
 along the steepest direction is 2 beta / |T| times the largest eigenvalue of J J^T, J being the derivatives of the
 anchor's logits by the weights. SGD with momentum m is stable below 2 (1 + m) / lr. The shared example of a class stands
 here for a non-dominant class too, of which a client would take an example of its own.
+
+With `--betas`, one client is then trained for the round after the checkpoint, with each of them: does it diverge where
+the curvature, which is proportional to beta, is above the limit?
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ def main() -> None:
     """Print the curvature for every client, beside the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a run of FedKA, with its checkpoint")
-    folder = parser.parse_args().run
+    parser.add_argument("--client", type=int, default=0)
+    parser.add_argument("--betas", type=lambda text: [float(beta) for beta in text.split(",")], default=[])
+    args = parser.parse_args()
+    folder = args.run
     try:
         history = fk.load_run(folder)
         method, model, data, clients, settings = Experiment.from_dict(history.about).parts()
@@ -50,6 +56,20 @@ def main() -> None:
     limit = 2 * (1 + settings.momentum) / settings.lr_in(history.saved + 1)
     print(f"{folder}, round {history.saved}: largest logit of the shared examples {logits.abs().max():.3g}")
     print(f"curvature by client: {', '.join(f'{value:.3g}' for value in found)}; SGD is stable below {limit:.3g}")
+    for beta in args.betas:
+        losses = _trained(simulation, replace(method, beta=beta), history, args.client)
+        curvature, finite = found[args.client] * beta / method.beta, torch.isfinite(losses).all()
+        came = f"largest loss {losses.max():.3g}, last {losses[-1]:.3g}" if finite else "diverged"
+        print(f"client {args.client}, beta {beta:g}: curvature {curvature:.3g}, {came}", flush=True)
+
+
+def _trained(simulation: fk.Simulation, method: fk.methods.FedKA, history: fk.History, client: int) -> torch.Tensor:
+    """Train one client for the round after the checkpoint; return its losses, step by step."""
+    model, settings = simulation.task.module(history.params), simulation.settings
+    again = fk.Simulation(method, model, simulation.data, simulation.clients, settings)
+    shared = method.broadcast(again.server)
+    job = again._job(client, history.saved + 1, shared)
+    return again.engine.train(shared, [job], settings.lr_in(history.saved + 1)).losses[:, 0]
 
 
 def _logits(simulation: fk.Simulation, params: tree.Tree) -> tuple[torch.Tensor, torch.Tensor]:
