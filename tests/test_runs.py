@@ -197,7 +197,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         "--runs",
         str(tmp_path),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have us ignore it
+    )
     rounds = tmp_path / "x" / "rounds.jsonl"
     while not rounds.exists() or rounds.read_bytes().count(b"\n") < 3:
         assert process.poll() is None
