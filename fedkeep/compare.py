@@ -19,7 +19,7 @@ from fedkeep.runs import EXPERIMENT, load_run
 log = logging.getLogger("fedkeep")
 
 FRACTIONS = (0.5, 0.75, 0.95)  # of a target accuracy
-UNFINISHED = "unfinished at round"
+UNFINISHED, DIVERGED = "unfinished at round", "diverged after round"
 _NOT_THE_SETTING = ("format", "seed", "made_by", "checkpoint_every")
 
 
@@ -35,7 +35,7 @@ class Group:
     @property
     def finished(self) -> bool:
         """Whether its runs have come to their end."""
-        return UNFINISHED not in self.setting
+        return not self.setting.keys() & {UNFINISHED, DIVERGED}
 
     @property
     def seeds(self) -> list[int]:
@@ -91,7 +91,7 @@ def group(paths: Iterable[str | Path]) -> list[Group]:
             continue
         setting, reached = _setting(history.about), history.records[-1]["round"]
         if reached < history.about["train"]["rounds"]:
-            setting[UNFINISHED] = reached
+            setting[DIVERGED if history.diverged else UNFINISHED] = reached
         found = groups.setdefault(json.dumps(setting, sort_keys=True), Group("", setting))
         if history.about["seed"] in found.seeds:
             log.warning("%s is a second run of one setting and seed; left out", path)

@@ -101,7 +101,7 @@ def words(groups: Sequence[Group], against: str | None = None) -> list[str]:
     said = []
     unfinished = [g.label for g in groups if not g.finished]
     if unfinished:
-        said.append(f"Left out of what follows, because not at its end: {', '.join(unfinished)}.")
+        said.append(f"Left out of what follows, because not at its end: {'; '.join(unfinished)}.")
     for measure, name in SAID.items():
         order = ranked(groups, measure)
         if len(order) < 2:

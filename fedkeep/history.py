@@ -35,6 +35,7 @@ class History:
     about: dict[str, Any] = field(default_factory=dict)  # the experiment file, of a run that has one
     saved: int | None = None  # the round of the checkpoint that `params` were read from
     folder: Path | None = None  # where it was read from
+    diverged: str | None = None  # what a run said that diverged and was read back
 
     @property
     def model(self) -> nn.Module:

@@ -5,6 +5,7 @@
     checkpoint.safetensors   the server's tree and an index of the clients' states, replaced every so often
     clients/                 one file per client and round
     split.json               who holds which classes, of some clients where there are many (see splits.py)
+    diverged.txt             what a run said that diverged
 
 Killed at any instant, a run goes on from its checkpoint; lines written after it are cut off and made anew.
 """
@@ -34,6 +35,7 @@ log = logging.getLogger("fedkeep")
 
 FORMAT = 1
 EXPERIMENT, ROUNDS, CHECKPOINT, CLIENTS = "experiment.toml", "rounds.jsonl", "checkpoint.safetensors", "clients"
+DIVERGED = "diverged.txt"
 _LONGEST = 600  # seconds without a checkpoint, where it is not said after how many rounds there is one
 
 
@@ -132,8 +134,13 @@ class RunFolder:
         self._took = self._written - began
         self._spent += self._took
 
+    def diverged(self, said: str) -> None:
+        """Note that the run diverged, until somebody goes on with it."""
+        write_atomic(self.path / DIVERGED, said.encode())
+
     def restore(self) -> Saved | None:
         """Read the last checkpoint, if there is one yet, and cut off the lines that were written after it."""
+        (self.path / DIVERGED).unlink(missing_ok=True)
         if not (self.path / CHECKPOINT).exists():
             self._rounds.truncate(0)
             return None
@@ -203,6 +210,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     if ran_with := about.get("made_by", {}).get("engine"):
         settings["engine"] = ran_with  # where `auto` was asked for
     history = History(about["method"]["name"], settings, records, about=about, folder=path)
+    if (path / DIVERGED).exists():
+        history.diverged = (path / DIVERGED).read_text(errors="replace").strip()
     if not weights:
         return history
     try:

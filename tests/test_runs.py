@@ -20,7 +20,7 @@ from conftest import Problem, same
 from test_contract import METHODS
 
 import fedkeep as fk
-from fedkeep import store, tree
+from fedkeep import compare, store, tree
 from fedkeep.config import Experiment
 from fedkeep.errors import RunError
 from fedkeep.runs import RunFolder, read_experiment, read_records
@@ -369,6 +369,22 @@ def test_how_often_there_is_a_checkpoint_makes_no_other_experiment(tmp_path: Pat
     assert again.run(tmp_path / "a").records == first.records
     again.run(tmp_path / "b")
     assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_run_that_diverged_says_so_until_it_is_gone_on_with(tmp_path: Path) -> None:
+    def run() -> None:
+        with pytest.raises(fk.errors.Diverged):
+            experiment("fedavg", lr_decay=1e30, rounds=4).run(tmp_path / "a")  # from the second round on
+
+    run()
+    said = fk.load_run(tmp_path / "a").diverged
+    assert "diverged in round 2" in said
+    [group] = compare.group([tmp_path / "a"])
+    assert group.setting[compare.DIVERGED] == 1
+    assert not group.finished
+    (tmp_path / "a" / "diverged.txt").write_text("another word")
+    run()
+    assert fk.load_run(tmp_path / "a").diverged == said
 
 
 def test_two_processes_at_one_folder(tmp_path: Path, forks) -> None:

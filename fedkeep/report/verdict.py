@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.compare import DIVERGED, UNFINISHED
 from fedkeep.report.measured import Measured
 
 
@@ -135,9 +136,9 @@ def _cautions(groups: list[Measured]) -> list[str]:
     told = []
     if all(len(g.runs) == 1 for g in groups):
         told.append("One seed each: a difference may be chance. Repeat with, say, --sweep seed=0,1,2.")
-    unfinished = [g.label for g in groups if "unfinished at round" in g.setting]
-    if unfinished:
-        told.append(f"Not at its end yet: {listed(unfinished)}.")
+    for words, key in (("Not at its end yet", UNFINISHED), ("Diverged", DIVERGED)):
+        if labels := [g.label for g in groups if key in g.setting]:
+            told.append(f"{words}: {listed(labels)}.")
     differing = _beside_the_method([g.setting for g in groups])
     if differing:
         told.append(f"Beside the method, the runs differ in {listed(differing)}: compare with that in mind.")
@@ -145,7 +146,7 @@ def _cautions(groups: list[Measured]) -> list[str]:
 
 
 def _beside_the_method(settings: list[dict[str, Any]]) -> list[str]:
-    ignored = ("method", "unfinished at round")
+    ignored = ("method", UNFINISHED, DIVERGED)
     keys = dict.fromkeys(key for setting in settings for key in setting if key not in ignored)
     return [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
 

@@ -230,11 +230,14 @@ def _note(cells: Cells, seeds: int) -> str | None:
     if cells.diverged:
         said.append("diverged" if not cells.histories else f"{len(cells.diverged)} of {seeds} diverged")
     said += [f"seed {seed}: {reason}" for seed, reason in cells.failed.items()]
+    over = cells.histories.keys() | cells.diverged.keys() | cells.failed.keys()
+    begun = [f"seed {seed}: {how_far}" for seed, how_far in cells.begun.items() if seed not in over]
+    said += begun
     ended = len(cells.histories) + len(cells.diverged)
     waiting = seeds - ended - len(cells.failed)
-    if waiting == seeds:
+    if waiting == seeds and (cells.why_not or not begun):
         said.append(cells.why_not or "not run yet")
-    elif waiting:
+    elif waiting and ended:
         said.append(f"{ended} of {seeds} seeds run")
     return "; ".join(said) or None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,9 @@ from fedkeep.engine import ranks
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.history import History
 from fedkeep.reproduce.spec import Table
-from fedkeep.store import write_atomic
+from fedkeep.runs import EXPERIMENT, load_run
 from fedkeep.sweeping import folder_name, run_all
 from fedkeep.terminal import Bar
-
-_DIVERGED = "diverged.txt"  # what a run that diverged said
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,7 @@ class Cells:
     histories: dict[int, History] = field(default_factory=dict)
     diverged: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    begun: dict[int, str] = field(default_factory=dict)  # how far, of runs that were interrupted
     why_not: str | None = None
 
 
@@ -126,8 +124,12 @@ class Job:
         path, into = self.path(cell), found.cells[cell.column, cell.row]
         if (history := cell.experiment.finished(path)) is not None:
             into.histories[cell.seed] = history
-        elif (path / _DIVERGED).exists():
-            into.diverged[cell.seed] = (path / _DIVERGED).read_text(errors="replace").strip()
+        elif (path / EXPERIMENT).exists():
+            begun = load_run(path, weights=False)
+            if begun.diverged:
+                into.diverged[cell.seed] = begun.diverged  # it would diverge again
+            elif begun.records:
+                into.begun[cell.seed] = f"{begun.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
         return cell.seed in into.histories or cell.seed in into.diverged
 
     def run(self, found: Results, todo: Iterable[Cell], jobs: int, progress: Bar) -> None:
@@ -140,8 +142,6 @@ class Job:
             into = found.cells[cell.column, cell.row]
             if isinstance(outcome, Diverged):
                 into.diverged[cell.seed] = str(outcome)
-                note = functools.partial(write_atomic, self.path(cell) / _DIVERGED, str(outcome).encode())
-                ranks.here().decide(note)  # it would diverge again
             elif isinstance(outcome, FedkeepError):
                 into.failed[cell.seed] = str(outcome)
             else:
