@@ -17,7 +17,6 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import fedkeep as fk
@@ -46,11 +45,11 @@ def main() -> None:
     logits, derivatives = _logits(simulation, history.params)
     found = []
     for k in range(len(clients)):
-        counts = np.bincount(data.y_train[clients[k]], minlength=data.n_classes)
-        missing, scarce = counts == 0, (counts > 0) & (counts < method.gamma * counts.sum())
+        counts = torch.bincount(data.y_train[clients[k]], minlength=data.n_classes)
+        missing, scarce = method._classes({"label_counts": counts, "n": counts.sum()})
         wanted = {"both": missing | scarce, "non_dominant": scarce, "missing": missing}[method.parts]
-        anchor = np.flatnonzero(wanted)[: method.mu]
-        rows = derivatives[anchor][:, np.flatnonzero(missing | scarce)].flatten(0, 1).double()
+        anchor = wanted.nonzero()[: method.mu, 0]
+        rows = derivatives[anchor][:, missing | scarce].flatten(0, 1).double()
         largest = torch.linalg.eigvalsh(rows @ rows.T)[-1].item() if len(anchor) else 0.0
         found.append(2 * method.beta / max(len(anchor), 1) * largest)
     limit = 2 * (1 + settings.momentum) / settings.lr_in(history.saved + 1)

@@ -71,7 +71,8 @@ def find(paths: Iterable[str | Path]) -> list[Path]:
         elif path.is_dir() and (below := sorted(p.parent for p in path.glob(f"*/{EXPERIMENT}"))):
             found += below
         else:
-            deeper = next((p.parent.parent for p in sorted(path.rglob(EXPERIMENT))), None)
+            far = (p for depth in (2, 3, 4) for p in sorted(path.glob("*/" * depth + EXPERIMENT)))
+            deeper = next((p.parent.parent for p in far), None)
             where = f"; there are some in {deeper}" if deeper else ""
             raise RunError(f"{path} is not a run folder and holds none{where}")
     return list(dict.fromkeys(found))
@@ -89,9 +90,9 @@ def group(paths: Iterable[str | Path]) -> list[Group]:
         if not any("confusion" in r for r in history.records if r["round"]):
             log.warning("%s has no evaluated round; left out", path)
             continue
-        setting, reached = _setting(history.about), history.records[-1]["round"]
-        if reached < history.about["train"]["rounds"]:
-            setting[DIVERGED if history.diverged else UNFINISHED] = reached
+        setting = _setting(history.about)
+        if not history.finished:
+            setting[DIVERGED if history.diverged else UNFINISHED] = history.records[-1]["round"]
         found = groups.setdefault(json.dumps(setting, sort_keys=True), Group("", setting))
         if history.about["seed"] in found.seeds:
             log.warning("%s is a second run of one setting and seed; left out", path)

@@ -41,7 +41,7 @@ from fedkeep.engine.simulate import go_on, start
 from fedkeep.errors import ConfigError, FedkeepError, RunError, nearest
 from fedkeep.history import History
 from fedkeep.method import FedAvg
-from fedkeep.runs import FORMAT, load_run, read_experiment, saved_round
+from fedkeep.runs import EXPERIMENT, FORMAT, load_run, read_experiment, saved_round
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -170,16 +170,13 @@ class Experiment(BaseModel):
             return start(Simulation(*self.parts(), callbacks), path, self.to_dict())
         return self.resume(path, callbacks)
 
-    def finished(self, path: Path) -> History | None:
-        """Read this experiment's run in a folder if it has come to its end; of its files only the rounds are needed."""
-        if self._is_new(path):
-            return None
-        found = load_run(path, weights=False)
-        return found if found.records and found.records[-1]["round"] >= self.train.rounds else None
+    def found(self, path: Path) -> History | None:
+        """Read this experiment's run in a folder as far as it has come; of its files only the rounds are needed."""
+        return None if self._is_new(path) else load_run(path, weights=False)
 
     def _is_new(self, path: Path) -> bool:
         """Say whether there is no run in a folder yet; refuse one that holds a run of another experiment."""
-        if not (path / "experiment.toml").exists():
+        if not (path / EXPERIMENT).exists():
             return True
         theirs = Experiment.from_dict(read_experiment(path)).to_dict()
         ours = {**self.to_dict(), "checkpoint_every": theirs["checkpoint_every"]}  # how often makes no other run of it
@@ -194,7 +191,7 @@ class Experiment(BaseModel):
         if ranks.here().decide(lambda: (saved_round(path) or 0) < self.train.rounds):
             return go_on(path, self.parts(), callbacks)
         found = load_run(path)
-        if found.records[-1]["round"] < self.train.rounds:
+        if not found.finished:
             raise RunError(f"{path} has come to its end, but the lines of its last rounds are lost: run it anew")
         found.build = self._module
         return found

@@ -98,20 +98,19 @@ def find(groups: Sequence[Group], name: str) -> Group:
 
 def words(groups: Sequence[Group], against: str | None = None) -> list[str]:
     """Say in sentences what a comparison found."""
-    said = []
     unfinished = [g.label for g in groups if not g.finished]
-    if unfinished:
-        said.append(f"Left out of what follows, because not at its end: {'; '.join(unfinished)}.")
+    left_out = [f"Left out of what follows, because not at its end: {'; '.join(unfinished)}."] if unfinished else []
+    said = []
     for measure, name in SAID.items():
         order = ranked(groups, measure)
         if len(order) < 2:
             continue
         tests = differences(groups, measure, against)
         said.append(_against(name, measure, tests, find(groups, against)) if against else _best(name, order, tests))
-    if len(said) == bool(unfinished):
+    if not said:
         few = "Nothing has come to its end" if len(unfinished) == len(groups) else "There is one setting only"
-        return [*said, f"{few}: nothing to compare."]
-    return said + _about_the_tests(groups, against)
+        return [*left_out, f"{few}: nothing to compare."]
+    return [*left_out, *said, *_about_the_tests(groups, against)]
 
 
 def as_data(tests: Sequence[Difference]) -> list[dict[str, Any]]:
@@ -201,5 +200,9 @@ def _round(p: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Write names as a sentence has them: a, b and c."""
+    """Write names as a sentence has them.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -38,6 +38,11 @@ class History:
     diverged: str | None = None  # what a run said that diverged and was read back
 
     @property
+    def finished(self) -> bool:
+        """Whether it has come to its last round."""
+        return bool(self.records) and self.records[-1]["round"] >= self.settings["rounds"]
+
+    @property
     def model(self) -> nn.Module:
         """The final global model as a module of the user's class, on the CPU; a new one at each access."""
         if self.build is None:

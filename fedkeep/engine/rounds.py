@@ -113,7 +113,8 @@ class Simulation:
                 if self.ranks.decide(lambda: self.folder is not None and self.folder.due(self.round)):
                     self._checkpoint()
         except Diverged as error:
-            error.history = self.history
+            error.history, said = self.history, str(error)
+            self.ranks.decide(lambda: self.folder.diverged(said) if self.folder else None)
             raise
         self._checkpoint()
         self.history.params = tree.to(self.params, "cpu")

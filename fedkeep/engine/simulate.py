@@ -17,7 +17,7 @@ from fedkeep.data.partition import Partition
 from fedkeep.engine import parts, ranks
 from fedkeep.engine.rounds import Callback, Simulation
 from fedkeep.engine.settings import Settings
-from fedkeep.errors import Diverged, FedkeepError, RunError, nearest
+from fedkeep.errors import FedkeepError, RunError, nearest
 from fedkeep.history import History
 from fedkeep.method import FedAvg
 from fedkeep.runs import RunFolder, fingerprint, read_experiment
@@ -105,12 +105,7 @@ def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History
     """Run in a folder, which rank 0 alone makes and keeps."""
     with ExitStack() as stack:
         simulation.ranks.decide(lambda: simulation.keep_in(stack.enter_context(make())) and None)
-        try:
-            return simulation.run()
-        except Diverged as error:
-            said = str(error)
-            simulation.ranks.decide(lambda: simulation.folder.diverged(said) if simulation.folder else None)
-            raise
+        return simulation.run()
 
 
 def _fingerprints(simulation: Simulation) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.compare import DIVERGED, UNFINISHED
+from fedkeep.findings import listed
 from fedkeep.report.measured import Measured
 
 
@@ -41,15 +42,6 @@ def points(share: float) -> str:
     ('24', '0.4', '0')
     """
     return f"{share * 100:.1f}" if 0.0005 <= abs(share) < 0.0095 else f"{share * 100:.0f}"
-
-
-def listed(words: list[str]) -> str:
-    """Join words as in a sentence.
-
-    >>> listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _alone(group: Measured) -> str:

@@ -12,7 +12,6 @@ from fedkeep.engine import ranks
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.history import History
 from fedkeep.reproduce.spec import Table
-from fedkeep.runs import EXPERIMENT, load_run
 from fedkeep.sweeping import folder_name, run_all
 from fedkeep.terminal import Bar
 
@@ -122,15 +121,16 @@ class Job:
     def _read(self, cell: Cell, found: Results) -> bool:
         """Take a run that has come to its end, or had diverged, into the results."""
         path, into = self.path(cell), found.cells[cell.column, cell.row]
-        if (history := cell.experiment.finished(path)) is not None:
+        history = cell.experiment.found(path)
+        if history is None:
+            return False
+        if history.finished:
             into.histories[cell.seed] = history
-        elif (path / EXPERIMENT).exists():
-            begun = load_run(path, weights=False)
-            if begun.diverged:
-                into.diverged[cell.seed] = begun.diverged  # it would diverge again
-            elif begun.records:
-                into.begun[cell.seed] = f"{begun.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
-        return cell.seed in into.histories or cell.seed in into.diverged
+        elif history.diverged:
+            into.diverged[cell.seed] = history.diverged  # it would diverge again
+        elif history.records:
+            into.begun[cell.seed] = f"{history.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
+        return history.finished or history.diverged is not None
 
     def run(self, found: Results, todo: Iterable[Cell], jobs: int, progress: Bar) -> None:
         """Run what is still to be made, and add it to the results; a run that fails does not stop the others."""
