@@ -135,7 +135,7 @@ def run(
 
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
-    from fedkeep import config, sweeping, terminal
+    from fedkeep import changes, config, sweeping, terminal
     from fedkeep.instruments import study
 
     extras = sweeping.Extras(tensorboard, tuple(study.check(instruments)) if instruments else (), every)
@@ -144,12 +144,12 @@ def run(
     given = config.read(file) if file else {}
     base = name or given.get("name") or (file.stem if file else "run")
     todo = {}
-    for combination in config.sweep(sweep or []):
+    for combination in changes.sweep(sweep or []):
         said = [*overrides, *combination]
         label = sweeping.folder_name(base, combination if name else said)
         if label in todo:
             raise FedkeepError(f"two runs of this sweep would share the folder {label}")
-        todo[label] = config.Experiment.from_dict(config.override(given, said))
+        todo[label] = config.Experiment.from_dict(changes.override(given, said))
     histories: dict[str, History] = {}
     failures: list[FedkeepError] = []
     with terminal.Bar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:

@@ -56,11 +56,11 @@ def partition(
 
     Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
     """
-    from fedkeep import config, picture
+    from fedkeep import changes, config, picture
 
     file, overrides = file_and_overrides(words)
     given = {"method": "fedavg", "model": "mlp", **(config.read(file) if file else {})}
-    experiment = config.Experiment.from_dict(config.override(given, overrides))
+    experiment = config.Experiment.from_dict(changes.override(given, overrides))
     data, clients = experiment.data_and_clients()
     counts = clients.label_counts(data.y_train, data.n_classes)
     if output is not None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import fedkeep as fk
 from fedkeep import compare, config, picture, toml
-from fedkeep.config import Experiment, override, sweep
+from fedkeep.changes import KEYS, override, sweep
+from fedkeep.config import Experiment
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 
 GIVEN = {
@@ -109,6 +110,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "new.toml").write_text("format = 9\n")
     with pytest.raises(ConfigError, match="format 9"):
         Experiment.load(tmp_path / "new.toml")
+
+
+def test_overrides_know_the_keys_of_an_experiment() -> None:
+    assert list(Experiment.model_fields) == KEYS
 
 
 def test_overrides_reach_into_tables_and_drop_the_old_methods_settings() -> None:

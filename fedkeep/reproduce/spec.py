@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedkeep.config import PACKAGED, Experiment, merge, override, told
+from fedkeep.changes import merge, override
+from fedkeep.config import PACKAGED, Experiment, told
 from fedkeep.errors import ConfigError, FedkeepError, nearest
 from fedkeep.reproduce.measures import MEASURES
 
