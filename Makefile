@@ -39,7 +39,7 @@ package: setup
 	$(BIN)/python -m pytest -m package
 
 test-federation: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/test_federation.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/federation/test_federation.py
 
 bench: setup
 	$(BIN)/python benchmarks/rounds.py

@@ -21,7 +21,7 @@ import torch
 
 import fedkeep as fk
 from fedkeep import tree
-from fedkeep.config import Experiment
+from fedkeep.experiments.experiment import Experiment
 
 
 def main() -> None:

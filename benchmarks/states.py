@@ -20,7 +20,7 @@ import torch
 
 import fedkeep as fk
 from fedkeep import tree
-from fedkeep.runs import RunFolder
+from fedkeep.runs.folder import RunFolder
 
 POPULATION = 100_000
 
@@ -39,7 +39,7 @@ def main() -> None:
     rounds = args.visits // args.cohort
     settings = fk.Settings(rounds=rounds, participation=args.cohort, epochs=1, eval_every=rounds, engine="loop")
     with tempfile.TemporaryDirectory() as folder, RunFolder.create(Path(folder), {"checkpoint_every": 10**9}) as run:
-        sim = fk.Simulation(fk.methods.Scaffold(), "cnn_fedntd", data, clients, settings).keep_in(run)
+        sim = fk.Simulation(fk.methods.Scaffold(), "cnn_fedntd", data, clients, settings).attach(run)
         one = tree.nbytes({"c_k": sim.params})
         written, seconds = [], []
         for _ in range(rounds):

@@ -8,18 +8,20 @@ history = fk.simulate(fk.methods.FedNTD(beta=1.0, tau=1.0), "mlp", data, clients
 history.summary()
 """
 
-__version__ = "0.1.0"
-
-from fedkeep import data, errors, forgetting, instruments, losses, methods, models, optim, tensorboard, tree
+from fedkeep import data, errors, forgetting, instruments, losses, methods, models, optim, tree
+from fedkeep._util.version import __version__
 from fedkeep.engine import Settings, Simulation, simulate
-from fedkeep.history import History
-from fedkeep.resuming import resume
-from fedkeep.runs import load_run
+from fedkeep.experiments.resume import resume
+from fedkeep.runs import tensorboard
+from fedkeep.runs.history import History
+from fedkeep.runs.reading import load_run
+from fedkeep.runs.tensorboard import TensorBoard
 
 __all__ = [
     "History",
     "Settings",
     "Simulation",
+    "TensorBoard",
     "__version__",
     "data",
     "errors",

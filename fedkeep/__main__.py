@@ -1,5 +1,5 @@
 """Lets `python -m fedkeep` be the command line."""
 
-from fedkeep.cli import main
+from fedkeep.cli.app import main
 
 main()

@@ -1,22 +1,32 @@
-"""The errors a user can cause or meet; each message says what is wrong, where, and what would be right."""
+"""Errors that a user can cause or meet.
+
+Every message names what is wrong, where, and what would be right. Programs read the attributes instead: `key` is the
+setting, option or field, `value` what was given, `valid` the valid choices. Each may be None.
+"""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
 
 class FedkeepError(ValueError):
-    """What the user gave cannot work, or a run cannot go on. The command line prints it as one line."""
+    """The input cannot work, or a run cannot continue. The command line prints the message as one line."""
+
+    def __init__(
+        self, message: str = "", *, key: str | None = None, value: Any = None, valid: Iterable[Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.key, self.value = key, value
+        self.valid = None if valid is None else tuple(valid)
 
 
 class DataError(FedkeepError):
-    """The data set is not usable as given."""
+    """The data set cannot be used as given."""
 
 
 class PartitionError(FedkeepError):
-    """The data cannot be divided among clients as asked."""
+    """The data cannot be divided among clients as requested."""
 
 
 class ModelError(FedkeepError):
@@ -24,48 +34,34 @@ class ModelError(FedkeepError):
 
 
 class MethodError(FedkeepError):
-    """A method is unknown, is given a bad hyperparameter, or misses something it needs."""
+    """A method is unknown, has an invalid hyperparameter, breaks the contract, or lacks something it needs."""
 
 
 class EngineError(FedkeepError):
-    """The runtime asked for cannot run this."""
+    """The requested engine cannot run this experiment."""
 
 
-class LostPeer(EngineError):  # noqa: N818 (it is what happened, not a mistake of the caller)
+class LostPeer(EngineError):  # noqa: N818 (an event, not a mistake of the caller)
     """Another process of the same run has ended."""
 
 
 class RunError(FedkeepError):
-    """A run folder cannot be written, read, or gone on with."""
+    """A run folder cannot be written, read or resumed."""
 
 
 class ConfigError(FedkeepError):
-    """An experiment file or an override says something that is not valid."""
+    """An experiment file or an override contains something invalid."""
 
 
-class Diverged(FedkeepError):  # noqa: N818 (it is what happened, not a mistake of the caller)
-    """Weights, loss or upload left the finite numbers. `round`, `client` (None: the server) and `what` say where."""
+class Diverged(FedkeepError):  # noqa: N818 (an event, not a mistake of the caller)
+    """Weights, loss or upload became NaN or infinite, in `round`, at `client` (None: on the server)."""
 
     def __init__(self, round: int, client: int | None, what: str) -> None:
         self.round, self.client, self.what = round, client, what
-        self.history: Any = None  # what the run had measured until then
+        self.history: Any = None  # the rounds measured until then
         where = "on the server" if client is None else f"client {client}"
         super().__init__(f"diverged in round {round}, {where}: {what}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes as what it was made of."""
+        """Pickle the constructor's arguments, not the message."""
         return type(self), (self.round, self.client, self.what)
-
-
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """Say which of the valid words was probably meant, and list them.
-
-    >>> nearest("fedntf", ["fedavg", "fedntd"])
-    'did you mean fedntd? (valid: fedavg, fedntd)'
-    >>> nearest("xyz", ["fedavg", "fedntd"])
-    'valid: fedavg, fedntd'
-    """
-    valid = list(valid)
-    close = difflib.get_close_matches(str(word).lower(), valid, n=1)
-    listing = f"valid: {', '.join(valid)}"
-    return f"did you mean {close[0]}? ({listing})" if close else listing

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.errors import FedkeepError, nearest
+from fedkeep._util.private_apis import fused_adam, fused_sgd
+from fedkeep._util.text import did_you_mean
+from fedkeep.errors import FedkeepError
 from fedkeep.tree import Tree
 
 
@@ -29,6 +31,10 @@ class Optimizer(Protocol):
 
     def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         """Do the same in place and in one pass over memory, for float32; a leading client axis may be there."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether this torch has the kernel that `update_` needs."""
 
     def effective_steps(self, steps: int) -> float:
         """Say how many times the learning rate a constant gradient would have been applied after `steps`."""
@@ -56,7 +62,7 @@ class SGD:
 
     def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         """Write w - lr * v over w, and v over the buffer."""
-        torch._fused_sgd_(
+        fused_sgd(
             tree.leaves(params),
             _laid_out(grads, params),
             tree.leaves(state["buffer"]) if self.momentum else [],
@@ -68,6 +74,11 @@ class SGD:
             maximize=False,
             is_first_step=False,
         )
+
+    @property
+    def fused(self) -> bool:
+        """Whether this torch has the kernel that `update_` needs."""
+        return fused_sgd is not None
 
     def effective_steps(self, steps: int) -> float:
         """With momentum r, a gradient applied t times counts (t - r (1 - r^t) / (1 - r)) / (1 - r).
@@ -112,7 +123,7 @@ class Adam:
     def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         """Write the new weights and moments over the old; all stacked clients are at the same step."""
         state["t"] += 1
-        torch._fused_adam_(
+        fused_adam(
             tree.leaves(params),
             _laid_out(grads, params),
             tree.leaves(state["m"]),
@@ -127,6 +138,11 @@ class Adam:
             amsgrad=False,
             maximize=False,
         )
+
+    @property
+    def fused(self) -> bool:
+        """Whether this torch has the kernel that `update_` needs."""
+        return fused_adam is not None
 
     def effective_steps(self, steps: int) -> float:
         """Count the steps: Adam moves by about lr whatever the gradient's size.
@@ -153,4 +169,4 @@ def make(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimiz
         return SGD(momentum, weight_decay)
     if name == "adam":
         return Adam(beta1=momentum, weight_decay=weight_decay)
-    raise FedkeepError(f"unknown optimizer {name!r}: {nearest(name, ['sgd', 'adam'])}")
+    raise FedkeepError(f"unknown optimizer {name!r}: {did_you_mean(name, ['sgd', 'adam'])}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import losses, tree
+from fedkeep._util.rng import seeded
 from fedkeep.errors import ModelError
 from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
@@ -182,18 +182,6 @@ def check_forward(task: Task, x: Any) -> None:
         with torch.no_grad():
             whole, parts = task.apply(task.init, x), task.outputs(task.init, x)[1]
         task.has_features = whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-4)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what a module draws on this device, and leave every random state as it was."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        for one in devices:
-            with torch.cuda.device(one):
-                torch.cuda.manual_seed(seed)
-        yield
 
 
 def _shape(x: Any) -> Any:

@@ -14,8 +14,8 @@ import numpy as np
 from fedkeep import models, tree
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.engine.loop import Loop
-from fedkeep.engine.rounds import Simulation
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 from fedkeep.models import Network

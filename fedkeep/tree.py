@@ -169,7 +169,7 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
     return tree
 
 
-def plain(tree: Tree) -> dict[str, Tensor]:
+def to_cpu_copies(tree: Tree) -> dict[str, Tensor]:
     """Flatten into tensors of their own on the CPU, fit to be written: contiguous, sharing no memory."""
     return {path: leaf.detach().cpu().contiguous().clone() for path, leaf in flatten(tree).items()}
 
@@ -178,7 +178,7 @@ def to_bytes(tree: Tree) -> bytes:
     """Serialise to the safetensors format: no pickle, safe to read from anyone."""
     import safetensors.torch
 
-    return bytes(safetensors.torch.save(plain(tree)))
+    return bytes(safetensors.torch.save(to_cpu_copies(tree)))
 
 
 def from_bytes(data: bytes) -> Tree:

@@ -53,7 +53,7 @@ class Augment:
             drawn["column"] = rng.integers(0, image[1], size)
         return drawn
 
-    def move(self, x: Tensor, drawn: Tree) -> Tensor:
+    def crop_and_flip(self, x: Tensor, drawn: Tree) -> Tensor:
         """Crop and flip raw images [N, C, H, W]; the parameters are [N]."""
         if not (self.crop or self.flip):
             return x
@@ -69,7 +69,7 @@ class Augment:
         channel = torch.arange(channels, device=x.device)[None, :, None, None]
         return x[example, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
-    def cut(self, x: Tensor, drawn: Tree) -> Tensor:
+    def cut_out(self, x: Tensor, drawn: Tree) -> Tensor:
         """Zero a square of normalised images [N, C, H, W], centred where the plan says, clipped at the border."""
         if not self.cutout:
             return x
@@ -85,7 +85,7 @@ class Augment:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputPipeline:
     """The way from stored examples to what the model is given: bytes to [0, 1], augmented, normalised, in dtype."""
 
     dtype: torch.dtype = torch.float32
@@ -94,7 +94,7 @@ class Inputs:
     augment: Augment | None = None
 
     @property
-    def plain(self) -> Inputs:
+    def without_augmentation(self) -> InputPipeline:
         """The same without augmentation."""
         return replace(self, augment=None)
 
@@ -103,12 +103,12 @@ class Inputs:
         if isinstance(x, dict):
             return {key: self._number(value) for key, value in x.items()}
         if self.augment is not None and drawn:
-            x = self.augment.move(x, drawn)
+            x = self.augment.crop_and_flip(x, drawn)
         x = self._number(x)
         if self.mean is not None and self.std is not None:
             x = (x - self.mean.to(x)) / self.std.to(x)
         if self.augment is not None and drawn:
-            x = self.augment.cut(x, drawn)
+            x = self.augment.cut_out(x, drawn)
         return x
 
     def _number(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.data.plan import split_rng
+from fedkeep.data.seeds import split_rng
 from fedkeep.errors import DataError
 from fedkeep.task import Public
 
@@ -43,7 +43,7 @@ class Dataset:
         """The shape of one example; () for dicts."""
         return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
 
-    def of_owners_with(self, at_least: int) -> Dataset:
+    def drop_small_owners(self, at_least: int) -> Dataset:
         """Leave out owners who have fewer examples than that, training and test taken together (50 in Flashback)."""
         if isinstance(at_least, bool) or not isinstance(at_least, int | np.integer) or at_least < 1:
             raise DataError(f"min_per_id must be a whole number of at least 1, not {at_least!r}")
@@ -78,7 +78,7 @@ class Dataset:
             held = min(math.ceil(validation * public - 1e-9), int(public) - 1)
             val, train = drawn[:, :held].reshape(-1), drawn[:, held:].reshape(-1)
         elif isinstance(public, float) and 0 < public < 1:
-            val, train = _held_back(rng.permutation(n)[: max(1, round(public * n))], validation)
+            val, train = _split_validation(rng.permutation(n)[: max(1, round(public * n))], validation)
         else:
             raise DataError(f"public must be a share between 0 and 1 or a count per class from 1 on, not {public!r}")
         if len(val) + len(train) >= n:
@@ -95,7 +95,7 @@ class Dataset:
             raise DataError(f"public_ids = {number}, but there are {len(owners)}: none would be left as clients")
         theirs = rng.permutation(owners)[: int(number)]
         x, y = self._examples_of(theirs)
-        val, train = _held_back(rng.permutation(len(y)), validation)
+        val, train = _split_validation(rng.permutation(len(y)), validation)
         return replace(self._without(theirs), public=_public(x, y, np.sort(train), np.sort(val)))
 
     def _examples_of(self, owners: np.ndarray) -> tuple[Any, Tensor]:
@@ -237,7 +237,7 @@ def _channel(value: Any, what: str, x: Any) -> Tensor | None:
     return fitted
 
 
-def _held_back(chosen: np.ndarray, validation: float) -> tuple[np.ndarray, np.ndarray]:
+def _split_validation(chosen: np.ndarray, validation: float) -> tuple[np.ndarray, np.ndarray]:
     """Divide shuffled examples into a share to validate with and the rest, at least one."""
     held = min(round(validation * len(chosen)), len(chosen) - 1)
     return chosen[:held], chosen[held:]

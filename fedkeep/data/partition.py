@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.data.plan import split_rng
+from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
 
 
@@ -61,7 +61,7 @@ class Partition:
         flat = np.bincount(owner * n_classes + y[self.indices], minlength=len(self) * n_classes)
         return flat.reshape(len(self), n_classes)
 
-    def without(self, share: float, seed: int = 0) -> Partition:
+    def hold_out(self, share: float, seed: int = 0) -> Partition:
         """Take a share of every client's examples away, drawn at random: what a client keeps to validate with.
 
         A client keeps at least one example to train on. Flashback's clients train on 90% of theirs.
@@ -308,3 +308,21 @@ def _evened(clients: Partition, y: np.ndarray[Any, Any]) -> Partition:
 
 def _join(parts: list[np.ndarray]) -> Partition:
     return Partition(np.concatenate(parts), np.concatenate([[0], np.cumsum([len(p) for p in parts])]))
+
+
+def summarize_label_counts(counts: np.ndarray) -> str:
+    """Say in words how different the clients are; counts are [clients, classes].
+
+    >>> summarize_label_counts(np.array([[10, 0], [0, 10]])).partition(";")[0]
+    '2 clients with 10 to 10 examples (median 10) of 1 to 1 classes (median 1)'
+    """
+    sizes = counts.sum(1)
+    filled = counts[sizes > 0]
+    classes = (filled > 0).sum(1)
+    whole = counts.sum(0) / counts.sum()
+    distance = np.abs(filled / filled.sum(1, keepdims=True) - whole).sum(1) / 2
+    return (
+        f"{len(counts)} clients with {sizes.min()} to {sizes.max()} examples (median {np.median(sizes):g}) of "
+        f"{classes.min()} to {classes.max()} classes (median {np.median(classes):g}); on average {distance.mean():.0%} "
+        "of a client's labels would have to change to match the whole"
+    )

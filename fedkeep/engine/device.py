@@ -7,24 +7,25 @@ from contextlib import contextmanager
 
 import torch
 
-from fedkeep.engine import ranks
+from fedkeep._util.text import did_you_mean
+from fedkeep.engine import distributed
 from fedkeep.engine.settings import SMALL_MODEL, Settings
-from fedkeep.errors import FedkeepError, nearest
+from fedkeep.errors import FedkeepError
 from fedkeep.task import Task
 
 _AT_A_TIME = 1 << 27  # bytes of inputs in one pass on a GPU
 
 
-def find(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """Return the device of this name; `auto` is this process's GPU, or else the CPU."""
     try:
         if name == "auto":
-            device = ranks.local_device() if torch.cuda.is_available() else torch.device("cpu")
+            device = distributed.local_device() if torch.cuda.is_available() else torch.device("cpu")
         else:
             device = torch.device(name)
     except (RuntimeError, TypeError):
         known = ["auto", "cpu", "cuda", "cuda:0"]
-        raise FedkeepError(f"unknown device {name!r}: {nearest(str(name), known)}") from None
+        raise FedkeepError(f"unknown device {name!r}: {did_you_mean(str(name), known)}") from None
     try:
         torch.empty(0, device=device)
     except Exception as error:
@@ -43,7 +44,7 @@ def threads(settings: Settings, task: Task) -> int:
     return 1 if task.device.type == "cpu" and task.n_weights <= SMALL_MODEL else torch.get_num_threads()
 
 
-def at_a_time(example: int, most: int) -> int:
+def eval_batch_size(example: int, most: int) -> int:
     """Return how many examples of so many bytes go through a model on a GPU at once: 128 MiB of them, or `most`.
 
     >>> at_a_time(3 * 32 * 32 * 4, 10_000), at_a_time(3 * 224 * 224 * 4, 10_000)

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.data.augment import Inputs
-from fedkeep.engine.local import Each, once
+from fedkeep.data.augment import InputPipeline
+from fedkeep.engine.mapping import Each, call_one
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 
 @torch.no_grad()
 def evaluate(
-    task: Task, params: Tree, x: Any, y: Tensor, inputs: Inputs, each: Each = once, chunk: int = 1000
+    task: Task, params: Tree, x: Any, y: Tensor, inputs: InputPipeline, each: Each = call_one, chunk: int = 1000
 ) -> tuple[Tensor, Tensor]:
     """Return (confusion [..., true, predicted], summed loss [...]) of one model, or of a stack with `each=vmapped`.
 

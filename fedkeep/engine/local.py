@@ -7,7 +7,6 @@ every client's own gradient, so one level of `vmap` and plain autograd suffice.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,71 +17,28 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.data.augment import Inputs
-from fedkeep.data.plan import Plan
+from fedkeep._util.rng import seeded
+from fedkeep.data.augment import InputPipeline
+from fedkeep.data.plan import ClientPlan
 from fedkeep.engine import device
+from fedkeep.engine.mapping import Each, call_one
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
-from fedkeep.task import Task, seeded
+from fedkeep.task import Task
 from fedkeep.tree import Tree
 
-Each = Callable[..., Any]
 
-
-def once(fn: Callable[..., Any], *trees: Any) -> Any:
-    """Call a function for one client."""
-    return fn(*trees)
-
-
-def vmapped(fn: Callable[..., Any], *trees: Any) -> Any:
-    """Map a function over the leading client axis of every tree. Randomness inside belongs in the plan."""
-    return torch.vmap(fn, randomness="error")(*trees)
-
-
-def unrolled(fn: Callable[..., Any], *trees: Any) -> Any:
-    """Call a function for one stacked client after another; on a GPU each has its stream, so that they overlap.
-
-    For modules that `vmap` cannot take. What they draw at random would not be tied to a client's seed.
-    """
-    split = [tree.map(lambda t: t.unbind(0), one) for one in trees]
-    clients = len(tree.leaves(split[0])[0])
-    place = tree.leaves(trees[0])[0].device
-
-    def call(k: int) -> Any:
-        return fn(*(tree.map(lambda ts: ts[k], one) for one in split))
-
-    if place.type == "cuda":
-        main, results = torch.cuda.current_stream(place), []
-        for k in range(clients):
-            stream = _stream(place, k)
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                results.append(call(k))
-        for k in range(clients):
-            main.wait_stream(_stream(place, k))
-    else:
-        results = [call(k) for k in range(clients)]
-    if isinstance(results[0], tuple):
-        return tuple(tree.stack(parts) for parts in zip(*results, strict=True))
-    return tree.stack(results)
-
-
-@functools.cache
-def _stream(place: torch.device, k: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
-
-
-class Job(NamedTuple):
+class ClientJob(NamedTuple):
     """One client's share of a round."""
 
     id: int
     examples: np.ndarray  # indices into the training data
     counts: np.ndarray  # how many of each class
-    plan: Plan
+    plan: ClientPlan
     client: Tree
 
 
-class Trained(NamedTuple):
+class ClientResult(NamedTuple):
     """What comes out of local training, of one client or stacked over a cohort."""
 
     params: Tree  # the local model
@@ -92,12 +48,12 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalTraining:
     """Local training as it is for every client of a run."""
 
     method: FedAvg
     task: Task
-    inputs: Inputs
+    inputs: InputPipeline
     clip_norm: float | None = None
     chunk: int = 1024  # examples annotated at a time; on a GPU up to eight times as many
 
@@ -134,7 +90,14 @@ class Local:
         return grads
 
     def step(
-        self, params: Tree, state: Tree, batch: Tree, shared: Tree, local: Tree, lr: float | Tensor, each: Each = once
+        self,
+        params: Tree,
+        state: Tree,
+        batch: Tree,
+        shared: Tree,
+        local: Tree,
+        lr: float | Tensor,
+        each: Each = call_one,
     ) -> Tensor:
         """Take one local step, the only place where a client's weights change: in place. Return the loss."""
         given = tree.map(lambda w: w.detach().requires_grad_(), params)
@@ -151,7 +114,7 @@ class Local:
             if self.method.uses("correct") or self.clip_norm is not None:
                 grads = each(lambda g, w, loc: self.corrected(g, w, shared, loc), grads, params, local)
             optimizer = self.task.optimizer
-            if self.task.dtype == torch.float32:
+            if self.task.dtype == torch.float32 and optimizer.fused:
                 optimizer.update_(grads, state, params, lr)
             else:
                 new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
@@ -159,7 +122,7 @@ class Local:
                 tree.copy_(state, new[1])
         return losses.detach()  # type: ignore[no-any-return]
 
-    def facts(self, plans: Sequence[Plan], counts: np.ndarray, lr: float) -> Tree:
+    def facts(self, plans: Sequence[ClientPlan], counts: np.ndarray, lr: float) -> Tree:
         """Gather what the runtime knows of K clients this round, [K] each, from their plans and label counts [K, C].
 
         In the weights' dtype or, if that is half, float32.
@@ -177,7 +140,7 @@ class Local:
             key: torch.tensor(np.asarray(value), dtype=precise, device=self.task.device) for key, value in known.items()
         }
 
-    def train_one(self, shared: Tree, client: Tree, x: Any, y: Tensor, plan: Plan, lr: float) -> Trained:
+    def train_one(self, shared: Tree, client: Tree, x: Any, y: Tensor, plan: ClientPlan, lr: float) -> ClientResult:
         """Train one client on its own examples, as stored: what every runtime must agree with."""
         method, task = self.method, self.task
         counts = torch.bincount(y, minlength=task.n_classes).cpu().numpy()
@@ -213,7 +176,7 @@ class Local:
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):
                 upload, client = method.finish(shared, params, local, client, facts, measured)
-        return Trained(params, upload, client, torch.stack(losses))
+        return ClientResult(params, upload, client, torch.stack(losses))
 
     def measure(self, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tree:
         """Sum the method's measurements over one client's batch."""
@@ -232,7 +195,7 @@ class Local:
         if place.type == "cpu":
             return self.chunk
         example = sum(t[:1].numel() for t in tree.leaves(x)) * self.task.dtype.itemsize
-        return device.at_a_time(example, 8 * self.chunk)
+        return device.eval_batch_size(example, 8 * self.chunk)
 
     def drawn(self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree) -> Tree:
         """Return {"drawn": the examples the method names for this round}, or nothing."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
-from fedkeep.engine.local import Job, Local, Trained
+from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
 from fedkeep.tree import Tree
 
 
@@ -18,13 +18,13 @@ from fedkeep.tree import Tree
 class Loop:
     """Trains a cohort client by client. With `wire`, everything sent goes through bytes, as in a federation."""
 
-    local: Local
+    local: LocalTraining
     x: Any
     y: Tensor
     wire: bool = False
     name = "loop"
 
-    def train(self, shared: Tree, jobs: Sequence[Job], lr: float) -> Trained:
+    def train(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         """Train every client of the cohort; the leaves of what returns are stacked in the order of the jobs."""
         done = []
         for job in jobs:
@@ -34,7 +34,7 @@ class Loop:
             done.append(result._replace(upload=self._send(result.upload), client=self._send(result.client)))
         params, uploads, clients, losses = zip(*done, strict=True)
         padded = nn.utils.rnn.pad_sequence(list(losses))
-        return Trained(tree.stack(params), tree.stack(uploads), tree.stack(clients), padded)
+        return ClientResult(tree.stack(params), tree.stack(uploads), tree.stack(clients), padded)
 
     def _send(self, message: Tree) -> Tree:
         return tree.to(tree.from_bytes(tree.to_bytes(message)), self.y.device) if self.wire else message

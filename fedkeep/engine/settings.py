@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from fedkeep import optim
+from fedkeep._util.text import did_you_mean
 from fedkeep.data.augment import Augment
-from fedkeep.errors import FedkeepError, nearest
+from fedkeep.errors import FedkeepError
 
 SMALL_MODEL = 100_000  # weights, up to which a CPU does best to stack a cohort, on one thread
 ENGINES = ("auto", "loop", "stacked")
@@ -65,7 +66,7 @@ class Settings:
             value = str(value).removeprefix("torch.") if value is not None else None
             valid = DTYPES if name == "dtype" else ("bfloat16", "float16")
             if value not in valid and not (name == "autocast" and value is None):
-                raise FedkeepError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
+                raise FedkeepError(f"unknown {name} {value!r}: {did_you_mean(str(value), valid)}")
             object.__setattr__(self, name, value)
         for name, low in (
             ("rounds", 1),
@@ -92,7 +93,7 @@ class Settings:
             raise FedkeepError(f"augment must be a fedkeep.data.Augment, not {self.augment!r}")
         optim.make(self.optimizer, self.momentum, self.weight_decay)
         if self.engine not in ENGINES:
-            raise FedkeepError(f"unknown engine {self.engine!r}: {nearest(self.engine, ENGINES)}")
+            raise FedkeepError(f"unknown engine {self.engine!r}: {did_you_mean(self.engine, ENGINES)}")
 
     def lr_in(self, round: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""

@@ -12,15 +12,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkeep import losses
+from fedkeep._util.text import did_you_mean
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.engine import parts, ranks
-from fedkeep.engine.rounds import Callback, Simulation
+from fedkeep.engine import distributed, provenance
 from fedkeep.engine.settings import Settings
-from fedkeep.errors import FedkeepError, RunError, nearest
-from fedkeep.history import History
+from fedkeep.engine.simulation import Callback, Simulation
+from fedkeep.errors import FedkeepError, RunError
 from fedkeep.method import FedAvg
-from fedkeep.runs import RunFolder, fingerprint, read_experiment
+from fedkeep.runs.files import fingerprint
+from fedkeep.runs.folder import RunFolder
+from fedkeep.runs.history import History
+from fedkeep.runs.reading import read_experiment
 
 Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]  # what a run is started from
 
@@ -47,7 +50,7 @@ def simulate(
     """
     unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
     if unknown:
-        raise FedkeepError(f"unknown setting {unknown[0]!r}: {nearest(unknown[0], Settings.__dataclass_fields__)}")
+        raise FedkeepError(f"unknown setting {unknown[0]!r}: {did_you_mean(unknown[0], Settings.__dataclass_fields__)}")
     simulation = Simulation(method, model, data, clients, Settings(**settings), callbacks, criterion)
     if run_dir is None:
         return simulation.run()
@@ -57,16 +60,16 @@ def simulate(
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder, whose experiment file says `about` it and all else that can be said."""
     s = simulation
-    made_by = parts.made_by(s.engine.name, s.task, s.threads)
+    made_by = provenance.made_by(s.engine.name, s.task, s.threads)
     whole = {
-        **parts.described(s.method, s.settings, s.task, s.data.name, len(s.clients)),
+        **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients)),
         **about,
         "made_by": {**made_by, "ranks": s.ranks.size, **_fingerprints(s)},
     }
     return _in_folder(simulation, lambda: RunFolder.create(path, whole))
 
 
-def go_on(
+def continue_run(
     path: Path,
     given: Parts,
     callbacks: Iterable[Callback] = (),
@@ -77,12 +80,12 @@ def go_on(
     The engine and the number of threads are those of the start, so that the outcome is the same to the last bit. With
     another number of processes it is the same to rounding.
     """
-    made_by = ranks.here().decide(lambda: read_experiment(path))["made_by"]
-    simulation = rebuild(path, made_by, given, callbacks, criterion)
+    made_by = distributed.current_ranks().on_rank0(lambda: read_experiment(path))["made_by"]
+    simulation = restore_simulation(path, made_by, given, callbacks, criterion)
     return _in_folder(simulation, lambda: RunFolder.open(path))
 
 
-def rebuild(
+def restore_simulation(
     path: Path,
     made_by: Mapping[str, Any],
     given: Parts,
@@ -104,7 +107,7 @@ def rebuild(
 def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History:
     """Run in a folder, which rank 0 alone makes and keeps."""
     with ExitStack() as stack:
-        simulation.ranks.decide(lambda: simulation.keep_in(stack.enter_context(make())) and None)
+        simulation.ranks.on_rank0(lambda: simulation.attach(stack.enter_context(make())) and None)
         return simulation.run()
 
 
@@ -116,7 +119,7 @@ def _fingerprints(simulation: Simulation) -> dict[str, str]:
         "criterion": getattr(simulation.task.criterion, "__qualname__", repr(simulation.task.criterion)),
         "data": fingerprint(*(part for part in arrays if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
-        "model": parts.model_fingerprint(simulation.task),
+        "model": provenance.model_fingerprint(simulation.task),
     }
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
-from fedkeep.engine.graphs import Graphs
-from fedkeep.engine.layout import Layout
-from fedkeep.engine.local import Each, Job, Local, Trained, at_stage, unrolled, vmapped
-from fedkeep.task import Task, seeded
+from fedkeep.engine.gpu.graphs import Graphs
+from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage
+from fedkeep.engine.mapping import Each, map_clients, one_stream_each
+from fedkeep.engine.stacked_plan import StackedPlan
 from fedkeep.tree import Tree
 
 
@@ -30,33 +30,33 @@ class Stacked:
 
     name = "stacked"
 
-    def __init__(self, local: Local, x: Any, y: Tensor, each: Each = vmapped) -> None:
+    def __init__(self, local: LocalTraining, x: Any, y: Tensor, each: Each = map_clients) -> None:
         self.local, self.x, self.y, self.each = local, x, y, each
         self.graphs = Graphs(self._step, local.task) if y.device.type == "cuda" else None
 
-    def train(self, shared: Tree, jobs: Sequence[Job], lr: float) -> Trained:
+    def train(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         """Train every client of the cohort; the leaves of what returns are stacked in the order of the jobs."""
         order = sorted(range(len(jobs)), key=lambda k: -jobs[k].plan.steps)
         result = self._train_sorted(shared, [jobs[k] for k in order], lr)
         back = torch.from_numpy(np.argsort(order)).to(self.y.device)
         params, upload, client = (tree.take(part, back) for part in result[:3])
-        return Trained(params, upload, client, result.losses[:, back])
+        return ClientResult(params, upload, client, result.losses[:, back])
 
-    def _train_sorted(self, shared: Tree, jobs: Sequence[Job], lr: float) -> Trained:
+    def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         local, method, task = self.local, self.local.method, self.local.task
-        cohort = Layout(jobs, self.y.device)
+        cohort = StackedPlan(jobs, self.y.device)
         client = tree.stack([job.client for job in jobs])
         facts = local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad(), at_stage(method, "prepare"):
-            mine = vmapped(lambda c, f: method.prepare(task, shared, c, f), client, facts)
-            params = vmapped(lambda c, f: method.start(shared, c), client, facts)
+            mine = map_clients(lambda c, f: method.prepare(task, shared, c, f), client, facts)
+            params = map_clients(lambda c, f: method.start(shared, c), client, facts)
             notes = self._notes(shared, mine, cohort)
             held = {
                 "shared": shared,
                 "local": mine,
                 "drawn": self._drawn(shared, mine, facts, cohort, notes),
                 "params": tree.map(torch.clone, params),
-                "state": vmapped(task.optimizer.init, params),
+                "state": map_clients(task.optimizer.init, params),
                 "notes": notes if local.notes_once else {},
                 "plan": cohort.plan,
                 "losses": torch.zeros(cohort.plan["at"].shape[:2], dtype=task.dtype, device=self.y.device),
@@ -70,10 +70,10 @@ class Stacked:
         params, losses = held["params"], held["losses"][: len(cohort.live)]
         measured = self._measure(params, shared, mine, cohort) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
-            upload, client = vmapped(
+            upload, client = map_clients(
                 lambda w, loc, c, f, m: method.finish(shared, w, loc, c, f, m), params, mine, client, facts, measured
             )
-        return Trained(params, upload, client, losses)
+        return ClientResult(params, upload, client, losses)
 
     def _step(self, held: Tree, s: int | Tensor, active: int, sure: int, lr: float | Tensor) -> None:
         """Take step s with the first `active` clients, in place; from `sure` on they may have finished before."""
@@ -113,7 +113,7 @@ class Stacked:
         x = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
         return {"x": x, "y": self.y[at], "mask": plan["mask"]}
 
-    def _notes(self, shared: Tree, mine: Tree, cohort: Layout) -> Tree:
+    def _notes(self, shared: Tree, mine: Tree, cohort: StackedPlan) -> Tree:
         """Annotate the cohort's examples, client after client; all at once where no client says anything of its own."""
         if not mine:
             return self.local.notes_of(shared, mine, self.x, self.y, cohort.examples)
@@ -122,7 +122,7 @@ class Stacked:
         ]
         return tree.cat(parts)
 
-    def _drawn(self, shared: Tree, mine: Tree, facts: Tree, cohort: Layout, notes: Tree) -> Tree:
+    def _drawn(self, shared: Tree, mine: Tree, facts: Tree, cohort: StackedPlan, notes: Tree) -> Tree:
         """Let every client name its examples, over a padded axis of examples."""
         local, method, task = self.local, self.local.method, self.local.task
         if not method.uses("draw"):
@@ -131,7 +131,7 @@ class Stacked:
         y = pad([self.y[own] for own in cohort.own], batch_first=True)
         valid, noise = cohort.valid_and_noise()
         padded = tree.map(lambda t: pad(list(torch.split(t, cohort.sizes)), batch_first=True), notes)
-        named = vmapped(
+        named = map_clients(
             lambda f, y, v, u, n: method.draw(task, shared, f, y, v, u, n),
             facts,
             y,
@@ -145,11 +145,11 @@ class Stacked:
         at = cohort.examples[index + cohort.start[:, None]]
         inputs = local.inputs(tree.take(self.x, at.reshape(-1)))
         inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
-        each = unrolled if self.each is unrolled else vmapped
+        each = one_stream_each if self.each is one_stream_each else map_clients
         note = each(lambda loc, x, y: local.note(shared, loc, x, y), mine, inputs, self.y[at])
         return {"drawn": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
 
-    def _measure(self, params: Tree, shared: Tree, mine: Tree, cohort: Layout) -> Tree:
+    def _measure(self, params: Tree, shared: Tree, mine: Tree, cohort: StackedPlan) -> Tree:
         """Sum the method's measurements over one unaugmented pass of every client."""
         local = self.local
         total: Tree = {}
@@ -159,7 +159,7 @@ class Stacked:
             width = batch["mask"].shape[1]
             batch["place"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
             with at_stage(local.method, "measure"):
-                sums = vmapped(
+                sums = map_clients(
                     lambda w, b, loc: local.measure(w, b, shared, loc),
                     tree.take(params, slice(active)),
                     batch,
@@ -175,38 +175,6 @@ class Stacked:
 def _row(t: Tensor, s: int | Tensor, active: int) -> Tensor:
     """Take step s of the first clients from [S, K, ...]; a step counter on the device is never read by the host."""
     return t[s, :active] if isinstance(s, int) else t[:, :active].index_select(0, s)[0]
-
-
-def unstackable(task: Task, x: Any, each: Each) -> str | None:
-    """Try one stacked forward and backward pass on a few examples; return what stopped it, or None.
-
-    Random numbers stop it too: they would not be tied to a client's seed.
-    """
-    reached: list[str] = []
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda module, args, name=name: reached.append(f"{name} ({type(module).__name__})")
-        )
-        for name, module in task._train.named_modules()
-        if not any(module.children())
-    ]
-    two = tree.map(lambda w: torch.stack([w, w]).requires_grad_(), task.init)
-    try:
-        with seeded(0, task.device):
-            before = _random_state(task.device)
-            with torch.enable_grad():
-                logits = each(lambda w: task.apply(w, x, train=True), two)
-                torch.autograd.grad(logits.sum(), tree.leaves(two), materialize_grads=True)
-            each(lambda w: task.apply(w, x), tree.detach(two))
-            if not torch.equal(before, _random_state(task.device)):
-                return f"{type(task._train).__name__}: it draws random numbers in training"
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200]
-        return f"{reached[-1] if reached else type(task._train).__name__}: {reason}"
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return None
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -12,10 +12,10 @@ try:
 except ImportError as error:
     raise ImportError("fedkeep.flower needs Flower: pip install 'fedkeep[flower]'") from error
 
-from fedkeep.flower.checks import Limits
 from fedkeep.flower.client import client_app
-from fedkeep.flower.driving import drive
+from fedkeep.flower.round_loop import drive
 from fedkeep.flower.server import server_app
 from fedkeep.flower.strategy import Strategy
+from fedkeep.flower.update_checks import Limits
 
 __all__ = ["Limits", "Strategy", "client_app", "drive", "server_app"]

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from fedkeep import losses, tree
-from fedkeep.data.augment import Inputs
+from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
-from fedkeep.engine import device, parts
-from fedkeep.engine.local import Local, Trained
+from fedkeep.engine import device, setup
+from fedkeep.engine.local import ClientResult, LocalTraining
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError
-from fedkeep.flower import protocol, wire
-from fedkeep.flower.memory import Memory, memory
-from fedkeep.flower.protocol import Ask
+from fedkeep.flower import messages, records
+from fedkeep.flower.client_state import ClientStates, client_states
+from fedkeep.flower.messages import TrainRequest
 from fedkeep.method import FedAvg
 from fedkeep.task import Public, Task
 from fedkeep.tree import Tree
@@ -39,14 +39,14 @@ class Examples:
 
     x: Any
     y: Tensor
-    inputs: Inputs
+    inputs: InputPipeline
     image: tuple[int, int]
 
     @classmethod
     def of(cls, given: Any, settings: Settings, place: torch.device) -> Examples:
         """Take what a `data_fn` returned: (x, y), a torch data set, or one of ours, whose training part counts."""
         data = given if isinstance(given, Dataset) else _checked(given)
-        inputs, image = parts.make_inputs(data, settings, place), parts.image_size(data, settings)
+        inputs, image = setup.make_inputs(data, settings, place), setup.image_size(data, settings)
         return cls(tree.to(data.x_train, place), data.y_train.to(place), inputs, image)
 
 
@@ -72,35 +72,35 @@ class Node:
         """Say which client this is."""
         if context.node_config.get("dry-run"):
             self._refuse_on_dry_run(context)
-        config = {"version": protocol.VERSION, "client": self.client_id(context)}
-        return Message(wire.to_records({}, config), reply_to=message)
+        config = {"version": messages.VERSION, "client": self.client_id(context)}
+        return Message(records.to_records({}, config), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:
         """Train on this node's own examples, and send what the method's `finish` uploads."""
         if context.node_config.get("dry-run"):
             self._refuse_on_dry_run(context)
-        config = message.content.config_records[wire.CONFIG]
-        ask = Ask.from_config(config)
+        config = message.content.config_records[records.CONFIG]
+        ask = TrainRequest.from_config(config)
         method = self._agreed(ask, context)
         if ask.client != self.client_id(context):
             raise FedkeepError(f"this node is client {self.client_id(context)}, the server asks client {ask.client}")
         said: dict[str, Any] = {"round": ask.round, "client": ask.client}
-        settings = protocol.unpack_settings(ask.settings, str(context.node_config.get("device", "auto")))
-        place = device.find(settings.device)
+        settings = messages.unpack_settings(ask.settings, str(context.node_config.get("device", "auto")))
+        place = device.resolve_device(settings.device)
         examples = Examples.of(self.data_fn(context), settings, place)
         if not len(examples.y):
-            return Message(wire.to_records({}, {**said, "empty": True}), reply_to=message)
+            return Message(records.to_records({}, {**said, "empty": True}), reply_to=message)
         task = self.task(settings, ask.n_classes, ask.n_clients, None, place)
         _check(task, examples, ask)
-        kept = memory(context, ask.run, ask.client)
-        shared = tree.to(wire.from_records(message.content), place)
+        kept = client_states(context, ask.run, ask.client)
+        shared = tree.to(records.from_records(message.content), place)
         trained, fresh = self.train_one(method, task, examples, settings, shared, ask, kept)
         if trained.client:
             kept.save(ask.round, tree.to(trained.client, "cpu"), keep=ask.state)
             said["fresh"] = fresh
         if self.report_loss:
             said["loss"] = float(trained.losses.double().mean())
-        return Message(wire.to_records(trained.upload, said), reply_to=message)
+        return Message(records.to_records(trained.upload, said), reply_to=message)
 
     def train_one(
         self,
@@ -109,17 +109,17 @@ class Node:
         examples: Examples,
         settings: Settings,
         shared: Tree,
-        ask: Ask,
-        kept: Memory | None,
-    ) -> tuple[Trained, bool]:
+        ask: TrainRequest,
+        kept: ClientStates | None,
+    ) -> tuple[ClientResult, bool]:
         """Train as the simulation does. Also say whether a state that the server counts on was not there."""
         state = kept.load(ask.state) if kept and ask.state else None
         client = state if state is not None else method.init_client(task, shared["params"])
         fresh = bool(client) and bool(ask.state) and state is None
         if fresh:
             log.warning("client %d has no state of round %d any more and starts anew", ask.client, ask.state)
-        plan = parts.client_plan(settings, ask.round, ask.client, len(examples.y), examples.image)
-        local = Local(method, task, examples.inputs, settings.clip_norm)
+        plan = setup.client_plan(settings, ask.round, ask.client, len(examples.y), examples.image)
+        local = LocalTraining(method, task, examples.inputs, settings.clip_norm)
         with device.numerics(settings, task.device, device.threads(settings, task)):
             client = tree.to(client, task.device)
             return local.train_one(shared, client, examples.x, examples.y, plan, ask.lr), fresh
@@ -128,23 +128,23 @@ class Node:
         self, settings: Settings, n_classes: int, n_clients: int, public: Public | None, place: torch.device
     ) -> Task:
         """Make the task of this node's model."""
-        model = protocol.build(self.model_fn, settings.seed)
-        return parts.make_task(model, settings, n_classes, n_clients, public, self.criterion, place)
+        model = messages.build(self.model_fn, settings.seed)
+        return setup.make_task(model, settings, n_classes, n_clients, public, self.criterion, place)
 
-    def _agreed(self, ask: Ask, context: Context) -> FedAvg:
+    def _agreed(self, ask: TrainRequest, context: Context) -> FedAvg:
         """Return the method, if it is the server's and one that this node's config allows."""
-        method = protocol.chosen_method(self.method, context.run_config)
-        if protocol.describe(method) != ask.method:
-            raise FedkeepError(f"the server asks for {ask.method}, this node runs {protocol.describe(method)}")
+        method = messages.chosen_method(self.method, context.run_config)
+        if messages.method_id(method) != ask.method:
+            raise FedkeepError(f"the server asks for {ask.method}, this node runs {messages.method_id(method)}")
         allowed = context.node_config.get("methods")
         if allowed is not None and method.name not in [name.strip() for name in str(allowed).split(",")]:
             raise FedkeepError(f"this node takes part in {allowed} alone (its config says so), not in {method.name}")
         return method
 
     def _refuse_on_dry_run(self, context: Context) -> None:
-        from fedkeep.flower.dryrun import look, told
+        from fedkeep.flower.dry_run import format_dry_run, inspect_node
 
-        for line in told(look(self, context)).splitlines():
+        for line in format_dry_run(inspect_node(self, context)).splitlines():
             log.warning("%s", line)
         raise FedkeepError("this node is on a dry run: it has shown what it would send, and sends nothing")
 
@@ -182,7 +182,7 @@ def client_app(
     """
     app = FedkeepClientApp()
     app.node = node = Node(method, model_fn, data_fn, criterion, report_loss)
-    app.query(protocol.QUERY)(node.query)
+    app.query(messages.QUERY)(node.query)
     app.train(mods=mods)(node.train)
     return app
 
@@ -214,9 +214,9 @@ def _gathered(examples: Any) -> tuple[Any, Any]:
     return (rest if len(rest) > 1 else next(iter(rest.values()))), batch[label]
 
 
-def _check(task: Task, examples: Examples, ask: Ask) -> None:
+def _check(task: Task, examples: Examples, ask: TrainRequest) -> None:
     """Refuse a model or labels that do not fit the federation."""
-    if (found := protocol.constants(task)) != ask.constants:
+    if (found := messages.constants(task)) != ask.constants:
         raise ModelError(
             f"this node's model differs from the server's in what is not trained (frozen weights, buffers): {found} "
             f"against {ask.constants}; both must make it alike, with the same torch and the same files"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedkeep.flower import protocol, wire
+from fedkeep.flower import messages, records
 
 log = logging.getLogger("fedkeep")
 
@@ -39,7 +39,7 @@ class Nodes:
         new = sorted(present - {*self.of_client.values(), *self.refused, *self.waiting})
         if not new:
             return
-        asked = [Message(wire.to_records({}), node, f"{MessageType.QUERY}.{protocol.QUERY}") for node in new]
+        asked = [Message(records.to_records({}), node, f"{MessageType.QUERY}.{messages.QUERY}") for node in new]
         for reply in grid.send_and_receive(asked, timeout=self.patience):
             if (found := sender(reply, asked)) is not None:
                 self._enter(found, reply)
@@ -67,7 +67,7 @@ class Nodes:
             if reply.error.code != UNAVAILABLE:
                 self._refuse(node, last_line(reply.error.reason))
             return
-        config = reply.content.config_records.get(wire.CONFIG)
+        config = reply.content.config_records.get(records.CONFIG)
         client = config.get("client") if config is not None else None
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.n_clients:
             self._refuse(node, f"it says it is client {client!r}; there are clients 0 to {self.n_clients - 1}")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedkeep import losses
 from fedkeep.errors import ConfigError
-from fedkeep.flower.driving import drive
+from fedkeep.flower.round_loop import drive
 from fedkeep.flower.strategy import Strategy
 from fedkeep.method import FedAvg
 

@@ -21,17 +21,17 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
 from fedkeep import losses, tree
-from fedkeep.data.plan import sample_cohort
-from fedkeep.engine import device, parts
+from fedkeep.data.seeds import sample_cohort
+from fedkeep.engine import device, server_hooks
 from fedkeep.errors import FedkeepError
-from fedkeep.flower import checks, protocol, wire
-from fedkeep.flower.checks import Limits
-from fedkeep.flower.collecting import Pending
+from fedkeep.flower import messages, records, update_checks
+from fedkeep.flower.messages import TrainRequest
 from fedkeep.flower.nodes import Nodes
-from fedkeep.flower.protocol import Ask
-from fedkeep.flower.serving import Bench, set_up
-from fedkeep.history import Record
+from fedkeep.flower.pending_round import Pending
+from fedkeep.flower.server_state import Bench, set_up
+from fedkeep.flower.update_checks import Limits
 from fedkeep.method import FedAvg
+from fedkeep.runs.history import Record
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
@@ -76,8 +76,8 @@ class Strategy(FlowerStrategy):
         self.fraction_evaluate = fraction_evaluate
         config = run_config or {}
         self.bench: Bench = set_up(
-            protocol.chosen_method(method, config),
-            protocol.chosen_settings(settings, config),
+            messages.chosen_method(method, config),
+            messages.chosen_settings(settings, config),
             model_fn,
             num_clients,
             data_fn,
@@ -86,7 +86,7 @@ class Strategy(FlowerStrategy):
             criterion,
         )
         self.nodes = Nodes(num_clients, patience)
-        self.form: checks.Form | None = None
+        self.form: update_checks.TreeSpec | None = None
         self.pending: Pending | None = None
 
     # What Flower calls
@@ -102,7 +102,7 @@ class Strategy(FlowerStrategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run to the last round. A run folder's checkpoint comes before `initial_arrays`."""
-        from fedkeep.flower.driving import drive
+        from fedkeep.flower.round_loop import drive
 
         return drive(self, self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
@@ -118,7 +118,7 @@ class Strategy(FlowerStrategy):
         late = self.nodes.collect_late(grid)
         pending.collect(late, self.nodes, bench.params, self.limits, late=True)
         self._wait_for_nodes(grid)
-        shared = parts.broadcast(bench.method, bench.server)
+        shared = server_hooks.broadcast(bench.method, bench.server)
         absent = [k for k in pending.missing() if k not in self.nodes.of_client]
         busy = [k for k in pending.missing() if self.nodes.of_client.get(k) in self.nodes.busy]
         pending.failed.update(dict.fromkeys(absent, "not connected"))
@@ -138,7 +138,7 @@ class Strategy(FlowerStrategy):
         came = list(replies)
         pending.collect(came, self.nodes, bench.params, self.limits, late=False)
         pending.note_silence(came, self.nodes, self.timeout)
-        for client, why in checks.odd_ones(pending.uploads, self.form).items():
+        for client, why in update_checks.mismatched(pending.uploads, self.form).items():
             pending.refuse(client, self.nodes, why)
         found, needed = len(pending.uploads), pending.needed(self.min_replies)
         if found < needed:
@@ -147,11 +147,11 @@ class Strategy(FlowerStrategy):
         ids = sorted(pending.uploads)
         pending.server = bench.server
         if ids:
-            self.form = checks.form(pending.uploads[ids[0]])
+            self.form = update_checks.tree_spec(pending.uploads[ids[0]])
             uploads = tree.stack([tree.to(pending.uploads[k], bench.task.device) for k in ids])
-            cohort = parts.make_cohort(bench.settings, ids, pending.number)
+            cohort = server_hooks.make_cohort(bench.settings, ids, pending.number)
             with device.numerics(bench.settings, bench.task.device, bench.threads):
-                pending.server = parts.aggregate(bench.method, bench.task, bench.server, uploads, cohort)
+                pending.server = server_hooks.aggregate(bench.method, bench.task, bench.server, uploads, cohort)
         else:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", pending.number)
         return self.arrays(pending.server), MetricRecord({"replies": len(ids)})
@@ -186,7 +186,7 @@ class Strategy(FlowerStrategy):
     def arrays(self, server: Tree | None = None) -> ArrayRecord:
         """Return the weights as Flower's arrays."""
         params = (server or self.bench.server)["params"]
-        return ArrayRecord({name: wire.to_array(leaf) for name, leaf in sorted(tree.flatten(params).items())})
+        return ArrayRecord({name: records.to_array(leaf) for name, leaf in sorted(tree.flatten(params).items())})
 
     def commit(self, arrays: ArrayRecord | None = None) -> Record:
         """Apply the aggregated round: the one place where the server's tree changes. Test, record and save it.
@@ -208,7 +208,7 @@ class Strategy(FlowerStrategy):
 
     def _message(self, client: int, shared: Tree, config: Mapping[str, Any]) -> Message:
         bench = self.bench
-        ask = Ask(
+        ask = TrainRequest(
             bench.run,
             bench.round + 1,
             client,
@@ -217,10 +217,10 @@ class Strategy(FlowerStrategy):
             bench.n_clients,
             bench.task.n_classes,
             bench.constants,
-            protocol.describe(bench.method),
-            protocol.pack_settings(bench.settings),
+            messages.method_id(bench.method),
+            messages.pack_settings(bench.settings),
         )
-        content: RecordDict = wire.to_records(shared, {**config, **ask.to_config()})
+        content: RecordDict = records.to_records(shared, {**config, **ask.to_config()})
         node, ttl = self.nodes.of_client[client], 2 * self.timeout
         return Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(ask.round))
 
@@ -244,7 +244,7 @@ class Strategy(FlowerStrategy):
 
 
 def _weights(arrays: ArrayRecord) -> Tree:
-    return tree.unflatten({name: wire.from_array(array) for name, array in arrays.items()})
+    return tree.unflatten({name: records.from_array(array) for name, array in arrays.items()})
 
 
 def _positive(name: str, value: float) -> float:

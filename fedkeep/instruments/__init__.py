@@ -5,7 +5,7 @@ model of a checkpoint, trains the cohort of the next round aside, and leaves the
 every n rounds while a run goes on. Formulas that need class accuracies alone are in `fedkeep.forgetting`.
 """
 
-from fedkeep.instruments.callback import Every
+from fedkeep.instruments.every import Every
 from fedkeep.instruments.formulas import (
     alignment,
     class_preference,
@@ -16,7 +16,7 @@ from fedkeep.instruments.formulas import (
     tsne,
     weight_divergence,
 )
-from fedkeep.instruments.probe import Probe, open_run, probe
+from fedkeep.instruments.next_round import NextRound, open_run, train_next_round
 from fedkeep.instruments.study import CHEAP, STUDIES, Options, analyse
 from fedkeep.instruments.surface import (
     hessian_directions,
@@ -29,8 +29,8 @@ __all__ = [
     "CHEAP",
     "STUDIES",
     "Every",
+    "NextRound",
     "Options",
-    "Probe",
     "alignment",
     "analyse",
     "class_preference",
@@ -40,10 +40,10 @@ __all__ = [
     "loss_transition",
     "loss_under_noise",
     "open_run",
-    "probe",
     "random_directions",
     "relation",
     "separation",
+    "train_next_round",
     "tsne",
     "weight_divergence",
 ]

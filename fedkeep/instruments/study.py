@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from fedkeep import forgetting as fg
 from fedkeep import tree
-from fedkeep.engine.rounds import Simulation
-from fedkeep.errors import FedkeepError, nearest
+from fedkeep._util.text import did_you_mean
+from fedkeep.engine.simulation import Simulation
+from fedkeep.errors import FedkeepError
 from fedkeep.instruments import formulas, surface
-from fedkeep.instruments.probe import Probe, open_run, probe
+from fedkeep.instruments.next_round import NextRound, open_run, train_next_round
 from fedkeep.tree import Tree
 
 Result = dict[str, Any]
@@ -42,7 +43,7 @@ class Options:
         if not self.span > 0:
             raise FedkeepError(f"span must be above 0, not {self.span}")
         if self.directions not in DIRECTIONS:
-            raise FedkeepError(f"unknown directions {self.directions!r}: {nearest(self.directions, DIRECTIONS)}")
+            raise FedkeepError(f"unknown directions {self.directions!r}: {did_you_mean(self.directions, DIRECTIONS)}")
 
 
 def analyse(
@@ -53,9 +54,9 @@ def analyse(
     `what` names studies, those of `CHEAP` if left out. `parts` (model, data, clients, method, criterion) are needed for
     runs that were started with `simulate`. Returns {"round": ..., "clients": ids, study: result, ...}.
     """
-    names = check(what)
+    names = parse_study_names(what)
     simulation = source if isinstance(source, Simulation) else open_run(source, **parts)
-    seen, options = probe(simulation), options or Options()
+    seen, options = train_next_round(simulation), options or Options()
     return {
         "round": seen.round,
         "clients": seen.ids,
@@ -63,18 +64,18 @@ def analyse(
     }
 
 
-def check(what: str | Iterable[str]) -> list[str]:
+def parse_study_names(what: str | Iterable[str]) -> list[str]:
     """Turn names, or one text with commas, into known studies; "all" is every one, nothing the cheap ones."""
     names = [n.strip() for n in what.split(",")] if isinstance(what, str) else list(what)
     names = [name for name in names if name] or list(CHEAP)
     names = list(STUDIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
         if name not in STUDIES:
-            raise FedkeepError(f"unknown instrument {name!r}: {nearest(name, [*STUDIES, 'all'])}")
+            raise FedkeepError(f"unknown instrument {name!r}: {did_you_mean(name, [*STUDIES, 'all'])}")
     return names
 
 
-def where(seen: Probe, options: Options) -> Result:
+def forgetting_by_phase(seen: NextRound, options: Options) -> Result:
     """Say which classes local training lost and which the averaging did; who still knows its own classes."""
     before, clients, after = seen.class_accuracy[0], seen.class_accuracy[1:-1], seen.class_accuracy[-1]
     local, lost = fg.local_forgetting(before, clients), fg.aggregation_forgetting(clients, after)
@@ -97,7 +98,7 @@ def where(seen: Probe, options: Options) -> Result:
     }
 
 
-def divergence(seen: Probe, options: Options) -> Result:
+def divergence(seen: NextRound, options: Options) -> Result:
     """Say how far clients went, against how far their labels are from what the global model knows (FedNTD figure 8)."""
     far = formulas.weight_divergence(seen.before, seen.clients)
     labels = fg.distribution_distance(seen.class_accuracy[0], seen.label_counts)
@@ -108,7 +109,7 @@ def divergence(seen: Probe, options: Options) -> Result:
     }
 
 
-def alignment(seen: Probe, options: Options) -> Result:
+def alignment(seen: NextRound, options: Options) -> Result:
     """Say for the last two dense layers how many neurons keep their preferred class (FedNTD table 2).
 
     A layer's neurons are what goes into the dense layer above them, after the non-linearity: `layers` goes by that
@@ -128,7 +129,7 @@ def alignment(seen: Probe, options: Options) -> Result:
     }
 
 
-def gradients(seen: Probe, options: Options) -> Result:
+def gradients(seen: NextRound, options: Options) -> Result:
     """Say how much the clients' gradients disagree at the global weights (FedNTD eq. 8).
 
     Each is of the plain criterion over all of a client's examples: what a method adds to it is left out.
@@ -141,7 +142,7 @@ def gradients(seen: Probe, options: Options) -> Result:
     }
 
 
-def loss_before_and_after(seen: Probe, options: Options) -> Result:
+def loss_before_and_after(seen: NextRound, options: Options) -> Result:
     """Return the test loss before, of each client, and after (Flashback figure 5)."""
     loss = seen.test_loss
     return {
@@ -152,7 +153,7 @@ def loss_before_and_after(seen: Probe, options: Options) -> Result:
     }
 
 
-def tsne(seen: Probe, options: Options) -> Result:
+def tsne(seen: NextRound, options: Options) -> Result:
     """Lay out the features of all models on some test examples (FedNTD appendix O, FedGKD figure 2)."""
     x, y = seen.test_examples(options.samples)
     task = seen.simulation.task
@@ -167,12 +168,12 @@ def tsne(seen: Probe, options: Options) -> Result:
     }
 
 
-def loss_surface(seen: Probe, options: Options) -> Result:
+def loss_surface(seen: NextRound, options: Options) -> Result:
     """Return the loss of one client's model, on its own examples, around it (FedNTD figure 14)."""
     client = seen.ids[0] if options.client is None else options.client
     if client not in seen.ids:
         raise FedkeepError(
-            f"client {client} does not take part in round {seen.round}: {nearest(str(client), map(str, seen.ids))}"
+            f"client {client} does not take part in round {seen.round}: {did_you_mean(str(client), map(str, seen.ids))}"
         )
     x, y = seen.own_examples(client, most=5 * options.samples)
     task, params = seen.simulation.task, tree.take(seen.clients, seen.ids.index(client))
@@ -192,9 +193,9 @@ def loss_surface(seen: Probe, options: Options) -> Result:
     return {**found, "axis": axis.tolist(), "losses": values.tolist(), "sigma": sigmas, "under_noise": noisy.tolist()}
 
 
-Study = Callable[[Probe, Options], Result]
+Study = Callable[[NextRound, Options], Result]
 STUDIES: dict[str, Study] = {
-    "where": where,
+    "where": forgetting_by_phase,
     "divergence": divergence,
     "alignment": alignment,
     "gradients": gradients,
@@ -223,7 +224,7 @@ def _by_model(
     }
 
 
-def _gradient(seen: Probe, client: int) -> Tree:
+def _gradient(seen: NextRound, client: int) -> Tree:
     task = seen.simulation.task
     params = tree.map(lambda w: w.detach().requires_grad_(), seen.before)
     x, y = seen.own_examples(client)
@@ -237,7 +238,7 @@ def _gradient(seen: Probe, client: int) -> Tree:
     return total
 
 
-def _preferences(seen: Probe, params: Tree) -> dict[str, np.ndarray]:
+def _preferences(seen: NextRound, params: Tree) -> dict[str, np.ndarray]:
     """Return the preferred class of the neurons below each dense layer, in the order in which the layers are run."""
     task = seen.simulation.task
     model = task.module(params).to(task.device)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from fedkeep.errors import MethodError, nearest
+from fedkeep._util.text import did_you_mean
+from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
@@ -109,7 +110,7 @@ def get(name: str) -> type[FedAvg]:
     """Return the method of this name, from here or from an installed package."""
     found = REGISTRY.get(name) or discover().get(name)
     if found is None:
-        raise MethodError(f"unknown method {name!r}: {nearest(name, REGISTRY)}")
+        raise MethodError(f"unknown method {name!r}: {did_you_mean(name, REGISTRY)}")
     return found
 
 

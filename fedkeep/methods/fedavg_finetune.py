@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedkeep import serverside, tree
+from fedkeep import server_training, tree
 from fedkeep.method import Cohort, FedAvg, hyper
 from fedkeep.task import Task
 from fedkeep.tree import Tree
@@ -32,17 +32,17 @@ class FedAvgFinetune(FedAvg):
 
     def init_server(self, task: Task, params: Tree) -> Tree:
         """Refuse to start without public data."""
-        serverside.public_of(task, self.name, validation=True)
+        server_training.require_public(task, self.name, validation=True)
         return {"params": params}
 
     def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average, then descend the cross-entropy on the public set."""
         average = super().aggregate(task, server, uploads, cohort)["params"]
-        public = serverside.public_of(task, self.name, validation=True)
+        public = server_training.require_public(task, self.name, validation=True)
 
         def loss(w: Tree, at: Tensor) -> Tensor:
             z = task.apply(w, tree.take(public.x, at), train=True)
             return task.criterion(z, public.y[at]).mean()
 
         how = {"epochs": self.E_s, "batch_size": self.batch_size, "patience": self.patience}
-        return {"params": serverside.train_labelled(task, average, loss, cohort, **how)}
+        return {"params": server_training.train_labelled(task, average, loss, cohort, **how)}

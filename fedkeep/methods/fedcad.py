@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedkeep.losses import kl, masked_mean
 from fedkeep.method import Cohort, FedAvg, hyper
-from fedkeep.serverside import credibility, public_of
+from fedkeep.server_training import credibility, require_public
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -56,4 +56,4 @@ class FedCAD(FedAvg):
         return {"params": params, "a": self._recall(task, params)}
 
     def _recall(self, task: Task, params: Tree) -> Tensor:
-        return credibility(task, params, public_of(task, self.name)).diagonal().clone()
+        return credibility(task, params, require_public(task, self.name)).diagonal().clone()

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedkeep import optim, serverside, tree
+from fedkeep import optim, server_training, tree
 from fedkeep.losses import kl
 from fedkeep.method import Cohort, FedAvg, hyper
 from fedkeep.task import Task
@@ -44,23 +44,25 @@ class FedDF(FedAvg):
 
     def init_server(self, task: Task, params: Tree) -> Tree:
         """Refuse to start without public data."""
-        serverside.public_of(task, self.name, validation=True)
+        server_training.require_public(task, self.name, validation=True)
         return {"params": params}
 
     def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average, then descend KL(softmax(mean of the clients' logits) || softmax(z)) on the public inputs."""
         average = super().aggregate(task, server, uploads, cohort)["params"]
-        public = serverside.public_of(task, self.name, validation=True)
-        taught, taught_val = (serverside.ensemble(task, uploads["params"], x).mean(0) for x in (public.x, public.x_val))
+        public = server_training.require_public(task, self.name, validation=True)
+        taught, taught_val = (
+            server_training.ensemble(task, uploads["params"], x).mean(0) for x in (public.x, public.x_val)
+        )
 
         def loss(w: Tree, at: Tensor) -> Tensor:
             return kl(task.apply(w, tree.take(public.x, at), train=True), taught[at]).mean()
 
-        params = serverside.train(
+        params = server_training.train(
             task,
             average,
             loss,
-            lambda w: kl(serverside.logits(task, w, public.x_val), taught_val).mean(),
+            lambda w: kl(server_training.logits(task, w, public.x_val), taught_val).mean(),
             len(taught),
             cohort.seed,
             optimizer=optim.Adam(),

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedkeep import serverside, tree
+from fedkeep import server_training, tree
 from fedkeep.errors import MethodError
 from fedkeep.losses import kl, masked_mean
 from fedkeep.method import Cohort, FedAvg, hyper
@@ -71,6 +71,6 @@ class FedGKDVote(FedAvg):
     def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average, buffer the average, and measure its loss."""
         params = tree.mean(uploads["params"], uploads["n"])
-        newest = serverside.validation_loss(task, params, serverside.public_of(task, self.name))
+        newest = server_training.validation_loss(task, params, server_training.require_public(task, self.name))
         losses = torch.cat([newest[None], server["losses"][:-1]])
         return {"params": params, **push(server, params), "losses": losses}

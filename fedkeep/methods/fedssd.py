@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedkeep.losses import credibility_weights, masked_mean
 from fedkeep.method import Cohort, FedAvg, hyper
-from fedkeep.serverside import credibility, public_of
+from fedkeep.server_training import credibility, require_public
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -40,7 +40,7 @@ class FedSSD(FedAvg):
 
     def init_server(self, task: Task, params: Tree) -> Tree:
         """Look at w_0 on the public set: A (eq. 2)."""
-        return {"params": params, "A": credibility(task, params, public_of(task, self.name))}
+        return {"params": params, "A": credibility(task, params, require_public(task, self.name))}
 
     def broadcast(self, server: Tree) -> Tree:
         """Send the weights and A."""
@@ -61,4 +61,4 @@ class FedSSD(FedAvg):
     def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average, and look at the new global model."""
         params = super().aggregate(task, server, uploads, cohort)["params"]
-        return {"params": params, "A": credibility(task, params, public_of(task, self.name))}
+        return {"params": params, "A": credibility(task, params, require_public(task, self.name))}

@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedkeep import serverside, tree
+from fedkeep import server_training, tree
 from fedkeep.losses import dynamic_alpha, dynamic_kl, masked_mean, not_true_kl
 from fedkeep.method import Cohort, FedAvg, hyper
 from fedkeep.task import Task
@@ -62,7 +62,7 @@ class Flashback(FedAvg):
     def init_server(self, task: Task, params: Tree) -> Tree:
         """Start with pi = 0: the global model knows nothing."""
         if self._looks:
-            serverside.public_of(task, self.name, validation=self.side != "client")
+            server_training.require_public(task, self.name, validation=self.side != "client")
         return {"params": params, "pi": torch.zeros(task.n_classes, dtype=task.dtype, device=task.device)}
 
     def broadcast(self, server: Tree) -> Tree:
@@ -72,18 +72,18 @@ class Flashback(FedAvg):
     def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
         """Average (line 10), distil from the clients' models and the last global one (11-13), update pi (14-19)."""
         params, pi = super().aggregate(task, server, uploads, cohort)["params"], server["pi"]
-        x = serverside.public_of(task, self.name).x if self._looks else None
-        teachers = serverside.ensemble(task, uploads["params"], x) if self._looks else pi.new_zeros(0)
+        x = server_training.require_public(task, self.name).x if self._looks else None
+        teachers = server_training.ensemble(task, uploads["params"], x) if self._looks else pi.new_zeros(0)
         mu = uploads["mu"] if self.knowledge == "label_count" else teachers.softmax(-1).mean(1)
         if self.side != "client":
-            teachers = torch.cat([teachers, serverside.logits(task, server["params"], x)[None]])
+            teachers = torch.cat([teachers, server_training.logits(task, server["params"], x)[None]])
             params = self._distil(task, params, pi, teachers, torch.cat([mu, pi[None]]), cohort)
         growing = (uploads["r"] <= math.floor(1 / self.gamma + 1e-9)).to(pi.dtype)
         return {"params": params, "pi": pi + self.gamma * (growing[:, None] * mu).sum(0)}
 
     def _distil(self, task: Task, params: Tree, nu: Tensor, teachers: Tensor, mu: Tensor, cohort: Cohort) -> Tree:
         """Descend eq. 3 on the public set; teachers are logits [K, n, C], mu [K, C] their counts."""
-        public = serverside.public_of(task, self.name)
+        public = server_training.require_public(task, self.name)
         alpha_s, alpha = dynamic_alpha(nu, mu)
 
         def loss(w: Tree, at: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Flashback(FedAvg):
             return (alpha_s[y] * task.criterion(z, y) + distilled).mean()
 
         how = {"epochs": self.E_s, "batch_size": self.batch_size, "patience": self.patience}
-        return serverside.train_labelled(task, params, loss, cohort, **how)
+        return server_training.train_labelled(task, params, loss, cohort, **how)
 
     # The client
 

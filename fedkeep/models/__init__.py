@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from fedkeep.errors import ModelError, nearest
+from fedkeep._util.rng import seeded
+from fedkeep._util.text import did_you_mean
+from fedkeep.errors import ModelError
 from fedkeep.models.networks import Network, cnn_fedka, cnn_fedntd, cnn_fedssd, mlp
 from fedkeep.models.norm import to_group_norm
 from fedkeep.models.resnet import resnet8, resnet10, resnet18, resnet50
-from fedkeep.task import seeded
 
 __all__ = [
     "REGISTRY",
@@ -63,7 +64,7 @@ def build(
     valid = options(name)
     for option in others:
         if option not in valid:
-            raise ModelError(f"unknown option {option!r} of {name}: {nearest(option, valid)}")
+            raise ModelError(f"unknown option {option!r} of {name}: {did_you_mean(option, valid)}")
     with seeded(seed, torch.device("cpu")):
         return REGISTRY[name](input_shape, n_classes, projection=projection, **others)
 
@@ -75,5 +76,5 @@ def options(name: str) -> dict[str, Any]:
     {'width': 16, 'channels_per_group': 16, 'projection': None}
     """
     if name not in REGISTRY:
-        raise ModelError(f"unknown model {name!r}: {nearest(name, REGISTRY)}")
+        raise ModelError(f"unknown model {name!r}: {did_you_mean(name, REGISTRY)}")
     return {key: p.default for key, p in list(inspect.signature(REGISTRY[name]).parameters.items())[2:]}

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkeep.config import Experiment
 from fedkeep.data.sources import named
-from fedkeep.engine import ranks
+from fedkeep.engine import distributed
 from fedkeep.errors import Diverged, FedkeepError
-from fedkeep.history import History
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.sweep import Progress, folder_name, run_all
 from fedkeep.reproduce.spec import Table
-from fedkeep.sweeping import folder_name, run_all
-from fedkeep.terminal import Bar
+from fedkeep.runs.history import History
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Job:
                 found.cells[cell.column, cell.row].why_not = "data not at hand"
             elif cell.row in self.rows:
                 todo.append(cell)
-        agreed = ranks.here().decide(lambda: [cell.label for cell in todo])
+        agreed = distributed.current_ranks().on_rank0(lambda: [cell.label for cell in todo])
         return found, [cell for cell in todo if cell.label in agreed]
 
     def _read(self, cell: Cell, found: Results) -> bool:
@@ -132,7 +131,7 @@ class Job:
             into.begun[cell.seed] = f"{history.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
         return history.finished or history.diverged is not None
 
-    def run(self, found: Results, todo: Iterable[Cell], jobs: int, progress: Bar) -> None:
+    def run(self, found: Results, todo: Iterable[Cell], jobs: int, progress: Progress) -> None:
         """Run what is still to be made, and add it to the results; a run that fails does not stop the others."""
         cells = {cell.label: cell for cell in todo}
         experiments = {label: cell.experiment for label, cell in cells.items()}

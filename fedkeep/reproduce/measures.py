@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedkeep.forgetting import rounds_to, rounds_to_fractions
-from fedkeep.history import History
+from fedkeep.runs.history import History
 
 NEVER = math.inf  # rounds to a target that was not reached
 

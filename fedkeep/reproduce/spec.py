@@ -18,10 +18,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedkeep.changes import merge, override
-from fedkeep.config import PACKAGED, Experiment, told
-from fedkeep.errors import ConfigError, FedkeepError, nearest
+from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import first_error
+from fedkeep.errors import ConfigError, FedkeepError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.overrides import merge, override
 from fedkeep.reproduce.measures import MEASURES
+
+TABLES = Path(__file__).parent / "tables"
 
 
 class _Strict(BaseModel):
@@ -164,7 +168,7 @@ class Table(_Strict):
 
 def names() -> list[str]:
     """List the tables that come with fedkeep: paper/table-n."""
-    return sorted(f"{path.parent.name}/{path.stem}" for path in PACKAGED.glob("*/*.toml"))
+    return sorted(f"{path.parent.name}/{path.stem}" for path in TABLES.glob("*/*.toml"))
 
 
 def load(name: str) -> Table:
@@ -172,8 +176,8 @@ def load(name: str) -> Table:
     if name.endswith(".toml") and Path(name).is_file():
         return read(Path(name), f"{Path(name).resolve().parent.name}/{Path(name).stem}")
     if name.lower() not in names():
-        raise ConfigError(f"there is no table {name!r}: {nearest(name, names())}")
-    return read(PACKAGED / f"{name.lower()}.toml", name.lower())
+        raise ConfigError(f"there is no table {name!r}: {did_you_mean(name, names())}")
+    return read(TABLES / f"{name.lower()}.toml", name.lower())
 
 
 def read(path: Path, name: str) -> Table:
@@ -183,7 +187,7 @@ def read(path: Path, name: str) -> Table:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {told('', error)}") from None
+        raise ConfigError(f"{path}: {first_error('', error)}") from None
 
 
 def all_tables() -> Iterator[Table]:
@@ -193,7 +197,7 @@ def all_tables() -> Iterator[Table]:
 
 def _one_of(what: str, name: str, valid: Iterable[str]) -> None:
     if name not in valid:
-        raise ConfigError(f"unknown {what} {name!r}: {nearest(name, valid)}")
+        raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, valid)}")
 
 
 def _chosen(what: str, wanted: Iterable[str] | None, valid: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from conftest import Problem
+from support.problems import Problem
 
 from fedkeep.data import make_plan, sample_cohort
 

@@ -7,8 +7,8 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from fedkeep.data.plan import server_seed
-from fedkeep.serverside import batches
+from fedkeep.data.seeds import server_seed
+from fedkeep.server_training import batches
 from oracles.fedavg import Oracle
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep._util.text import did_you_mean
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.data.sources import arrays, cifar, femnist, hub, idx, images, named, tables
-from fedkeep.data.sources.base import Missing, Options, Raw, hold_out
-from fedkeep.errors import DataError, nearest
+from fedkeep.data.sources.common import Missing, Options, Raw, hold_out
+from fedkeep.errors import DataError
 
 __all__ = ["load"]
 
@@ -72,7 +73,7 @@ def load(
         raise DataError(f"{raw.name}: {error}") from error
     if public is not None and public_ids is not None:
         raise DataError("public and public_ids are two ways to choose the same: give one of them")
-    data = data if min_per_id is None else data.of_owners_with(min_per_id)
+    data = data if min_per_id is None else data.drop_small_owners(min_per_id)
     if public_ids is not None:
         return data.with_public(public_ids, validation, seed, by_id=True)
     return data if public is None else data.with_public(public, validation, seed)
@@ -110,7 +111,7 @@ def _file(path: Path, source: str | Path, options: Options) -> Raw:
         raise DataError(f"{path} is not a file that is read by itself (valid: .npz, .parquet, .csv, or its folder)")
     if suffix or isinstance(source, Path) or "/" in source or "\\" in source:
         raise Missing(f"there is no file or folder {path}")
-    raise DataError(f"unknown data set {source!r}: {nearest(source, [*named.NAMES, 'hf:NAME', 'FILE', 'FOLDER'])}")
+    raise DataError(f"unknown data set {source!r}: {did_you_mean(source, [*named.NAMES, 'hf:NAME', 'FILE', 'FOLDER'])}")
 
 
 def _folder(path: Path, options: Options) -> Raw:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.data.sources.base import Missing, Options, Part, Raw, hold_out, one_line
+from fedkeep._util.text import one_line
+from fedkeep.data.sources.common import Missing, Options, Part, Raw, hold_out
 from fedkeep.errors import DataError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")

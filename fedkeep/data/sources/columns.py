@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from fedkeep.data.sources.base import Options, listed, need
+from fedkeep._util.text import did_you_mean, list_some
+from fedkeep.data.sources.common import Options, require_package
 from fedkeep.data.sources.images import decode
-from fedkeep.errors import DataError, nearest
+from fedkeep.errors import DataError
 
 if TYPE_CHECKING:
     from fedkeep.data.sources.tables import Table
@@ -44,7 +45,7 @@ def choose(schema: Any, options: Options, where: str) -> Chosen:
     names = list(schema.names)
     y = options.y or next((name for guess in _Y for name in names if name.lower() == guess), None)
     if y is None:
-        raise DataError(f"{where}: which column holds the classes? give y= (columns: {listed(names)})")
+        raise DataError(f"{where}: which column holds the classes? give y= (columns: {list_some(names)})")
     if options.x is not None:
         x = (options.x,) if isinstance(options.x, str) else tuple(options.x)
     else:
@@ -61,7 +62,7 @@ def check(schema: Any, chosen: Chosen, where: str) -> None:
         if names.count(name) > 1:
             raise DataError(f"{where} has {names.count(name)} columns {name!r}")
         if name not in names:
-            raise DataError(f"{where} has no column {name!r}: {nearest(name, names[:30])}")
+            raise DataError(f"{where} has no column {name!r}: {did_you_mean(name, names[:30])}")
 
 
 def _guess(schema: Any, used: set[str | None], where: str) -> tuple[str, ...]:
@@ -74,12 +75,12 @@ def _guess(schema: Any, used: set[str | None], where: str) -> tuple[str, ...]:
     other = [name for name in names if not _is_number(schema.field(schema.names.index(name)).type)]
     if len(names) == 1 or (names and not other):
         return tuple(names)
-    raise DataError(f"{where}: which columns hold the examples? give x= (columns: {listed(list(schema.names))})")
+    raise DataError(f"{where}: which columns hold the examples? give x= (columns: {list_some(list(schema.names))})")
 
 
 def labels(table: Table, name: str) -> np.ndarray:
     """Read the classes: whole numbers, or words."""
-    column, pa = _column(table, name), need("pyarrow", "reading tables")
+    column, pa = _column(table, name), require_package("pyarrow", "reading tables")
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int64())
     if not (_is_text(column.type) or _is_number(column.type)):
@@ -88,7 +89,7 @@ def labels(table: Table, name: str) -> np.ndarray:
     return values
 
 
-def plain(table: Table, name: str) -> np.ndarray:
+def id_column(table: Table, name: str) -> np.ndarray:
     """Read a column of ids as it is; words become an array of strings."""
     values: np.ndarray = _column(table, name).to_numpy()
     return values.astype(str) if values.dtype.kind == "O" else values
@@ -106,7 +107,7 @@ def inputs(table: Table, chosen: Chosen, options: Options, like: Any = None) -> 
 
 
 def _single(table: Table, name: str, column: Any, options: Options, like: Any) -> Any:
-    types = need("pyarrow", "reading tables").types
+    types = require_package("pyarrow", "reading tables").types
     kind = column.type
     if types.is_struct(kind) and "bytes" in {kind.field(i).name for i in range(kind.num_fields)}:
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
@@ -161,7 +162,7 @@ def _side_by_side(read: Mapping[str, Any], size: tuple[int, int] | None, where: 
 
 def _lists(table: Table, name: str, column: Any, size: tuple[int, int] | None) -> np.ndarray:
     """Turn (nested) lists of numbers, all of one length, into an array; two and three axes are images."""
-    pa, compute = need("pyarrow", "reading tables"), need("pyarrow.compute", "reading tables")
+    pa, compute = require_package("pyarrow", "reading tables"), require_package("pyarrow.compute", "reading tables")
     array = column.combine_chunks()
     if isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
@@ -170,7 +171,7 @@ def _lists(table: Table, name: str, column: Any, size: tuple[int, int] | None) -
         lengths = compute.unique(compute.list_value_length(array)).to_pylist()
         if len(lengths) != 1 or array.null_count:
             raise DataError(
-                f"{table.name}: the lists of the column {name!r} differ in length: {listed(_sorted(lengths))}"
+                f"{table.name}: the lists of the column {name!r} differ in length: {list_some(_sorted(lengths))}"
             )
         shape.append(lengths[0])
         array = array.flatten()
@@ -208,23 +209,23 @@ def _fits_bytes(x: np.ndarray) -> bool:
 def _column(table: Table, name: str) -> Any:
     column = table.arrow.column(name)
     if column.null_count:
-        compute = need("pyarrow.compute", "reading tables")
+        compute = require_package("pyarrow.compute", "reading tables")
         row = compute.index(compute.is_null(column), True).as_py()
         raise DataError(
             f"{table.name}: the column {name!r} has {column.null_count} empty cells, the first in row {row}"
         )
-    if need("pyarrow", "reading tables").types.is_dictionary(column.type):
+    if require_package("pyarrow", "reading tables").types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column
 
 
 def _is_number(kind: Any) -> bool:
-    types = need("pyarrow", "reading tables").types
+    types = require_package("pyarrow", "reading tables").types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _is_text(kind: Any) -> bool:
-    types = need("pyarrow", "reading tables").types
+    types = require_package("pyarrow", "reading tables").types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 

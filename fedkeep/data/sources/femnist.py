@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.data.plan import split_rng
+from fedkeep._util.text import one_line
+from fedkeep.data.seeds import split_rng
 from fedkeep.data.sources import tables
-from fedkeep.data.sources.base import Missing, Options, Part, Raw, one_line
+from fedkeep.data.sources.common import Missing, Options, Part, Raw
 from fedkeep.errors import DataError
 
 N_CLASSES = 62

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep._util.text import list_some, one_line
 from fedkeep.data.sources import tables
-from fedkeep.data.sources.base import Options, Raw, listed, need, one_line
+from fedkeep.data.sources.common import Options, Raw, require_package
 from fedkeep.errors import DataError
 
 PREFIX = "hf:"
@@ -28,7 +29,7 @@ def load(name: str, options: Options) -> Raw:
     if raw.test is not None and len(raw.test.y) and np.all(raw.test.y == -1):
         raise DataError(
             f"{source}: the split {test!r} has no classes (all are -1): name the splits to train and to test with, "
-            f"splits=({train!r}, ...) (it has {listed(list(splits))})"
+            f"splits=({train!r}, ...) (it has {list_some(list(splits))})"
         )
     return raw
 
@@ -45,7 +46,7 @@ def _readings(name: str) -> list[tuple[str, ...]]:
 
 def _fetch(name: str, source: str) -> Any:
     readings = _readings(name)
-    datasets = need("datasets", f"loading {source}")
+    datasets = require_package("datasets", f"loading {source}")
     failed: Exception | None = None
     for reading in readings:
         try:
@@ -74,11 +75,11 @@ def _splits(splits: Any, options: Options, source: str) -> tuple[str, str | None
         wanted = [options.splits] if isinstance(options.splits, str) else list(options.splits)
         unknown = [name for name in wanted if name not in names]
         if unknown or len(wanted) not in (1, 2):
-            raise DataError(f"splits must name one or two of {listed(names)} of {source}, not {options.splits!r}")
+            raise DataError(f"splits must name one or two of {list_some(names)} of {source}, not {options.splits!r}")
         return wanted[0], wanted[1] if len(wanted) == 2 else None
     train = next((name for name in _TRAIN if name in names), None)
     if train is None:
-        raise DataError(f"{source} has no split train: name one with splits=(train, test) (it has {listed(names)})")
+        raise DataError(f"{source} has no split train: name one with splits=(train, test) (it has {list_some(names)})")
     return train, next((name for name in _TEST if name in names), None)
 
 

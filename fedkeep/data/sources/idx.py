@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.data.sources.base import Missing, Options, Part, Raw, listed, one_line
+from fedkeep._util.text import list_some, one_line
+from fedkeep.data.sources.common import Missing, Options, Part, Raw
 from fedkeep.errors import DataError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -63,9 +64,9 @@ def _find(folder: Path, part: str, what: str) -> Path:
     fits = plain + [n for n in fits if n.endswith(".gz") and n.removesuffix(".gz") not in plain]
     if not fits:
         axes = {"images": 3, "labels": 1}[what]
-        raise Missing(f"{folder} lacks {_WORDS[part][0]}-{what}-idx{axes}-ubyte (or .gz) (it has {listed(names)})")
+        raise Missing(f"{folder} lacks {_WORDS[part][0]}-{what}-idx{axes}-ubyte (or .gz) (it has {list_some(names)})")
     if len(fits) > 1:
-        raise DataError(f"{folder} holds several sets of IDX files, keep one: {listed(fits)}")
+        raise DataError(f"{folder} holds several sets of IDX files, keep one: {list_some(fits)}")
     return folder / fits[0]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.data.sources.base import Missing, Options, Part, Raw, listed, need, one_line
+from fedkeep._util.text import list_some, one_line
+from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_package
 from fedkeep.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm")
@@ -24,7 +25,7 @@ def decode(
     Grey images stay one channel while all of them are grey; one coloured image gives all of them three. `like` is the
     shape of the images they must go with.
     """
-    image = need("PIL.Image", "reading images")
+    image = require_package("PIL.Image", "reading images")
     shape = like or (1,)
     out = np.empty((n, *shape), np.uint8)
     for i, (name, file) in enumerate(files):
@@ -133,7 +134,7 @@ def _list(root: Path, names: list[str], whole: bool) -> tuple[list[Path], np.nda
     labels: list[int] = []
     for each in subfolders(root):
         if each.name not in names:
-            raise DataError(f"{each} is a class that training does not have (it has {listed(names)})")
+            raise DataError(f"{each} is a class that training does not have (it has {list_some(names)})")
         found = files(each)
         if whole and not found:
             raise DataError(f"{each} is a class without images ({', '.join(s[1:] for s in SUFFIXES)})")

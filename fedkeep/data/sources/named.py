@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.data.sources import arrays, cifar, femnist, idx, images
-from fedkeep.data.sources.base import Missing, Options, Part, Raw
+from fedkeep.data.sources.common import Missing, Options, Part, Raw
 from fedkeep.errors import DataError
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep._util.text import list_some, one_line
 from fedkeep.data.sources import columns
-from fedkeep.data.sources.base import Missing, Options, Part, Raw, listed, need, one_line
+from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_package
 from fedkeep.data.sources.images import same_channels
 from fedkeep.errors import DataError
 
@@ -72,7 +73,7 @@ def raw(train: Table, test: Table | None, options: Options, name: str) -> Raw:
         y = _number(y, classes, train.name)
         y_test = None if test is None or y_test is None else _number(y_test, classes, test.name)
     x = columns.inputs(train, chosen, options)
-    ids = None if chosen.ids is None else columns.plain(train, chosen.ids)
+    ids = None if chosen.ids is None else columns.id_column(train, chosen.ids)
     n_classes = len(classes) if classes else None
     if test is None or y_test is None:
         return Raw(Part(x, y, ids), None, name, n_classes)
@@ -90,7 +91,7 @@ def _shards(folder: Path, word: str) -> list[Path]:
         found = [p for p in found if p.suffix.lower() == ".parquet"] or found
         if len(found) > 1 and not all(_SHARD.match(p.name) for p in found):
             raise DataError(
-                f"{place} holds several tables that begin with {word}: {listed([p.name for p in found])}; name the "
+                f"{place} holds several tables that begin with {word}: {list_some([p.name for p in found])}; name the "
                 "files: load((train, test))"
             )
         if found:
@@ -104,10 +105,12 @@ def _fix(table: Table, options: Options) -> Options:
 
 
 def _read(paths: Sequence[Path], options: Options) -> Table:
-    arrow = need("pyarrow", "reading parquet and csv files")
+    arrow = require_package("pyarrow", "reading parquet and csv files")
     tables = [_read_one(path, options) for path in paths]
     if len({tuple(table.schema.names) for table in tables}) > 1:
-        raise DataError(f"{listed([str(p) for p in paths])} have different columns: they are not shards of one table")
+        raise DataError(
+            f"{list_some([str(p) for p in paths])} have different columns: they are not shards of one table"
+        )
     whole = tables[0] if len(tables) == 1 else arrow.concat_tables(tables, promote_options="permissive")
     return Table(whole, str(paths[0]), paths[0].parent)
 
@@ -129,13 +132,13 @@ def _read_one(path: Path, options: Options) -> Any:
 
 
 def _parquet(path: Path, options: Options) -> Any:
-    with need("pyarrow.parquet", "reading parquet files").ParquetFile(path) as file:
+    with require_package("pyarrow.parquet", "reading parquet files").ParquetFile(path) as file:
         chosen = columns.choose(file.schema_arrow, options, str(path))
         return file.read(columns=chosen.names)
 
 
 def _csv(path: Path) -> Any:
-    csv = need("pyarrow.csv", "reading csv files")
+    csv = require_package("pyarrow.csv", "reading csv files")
     table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
     return table.rename_columns(list(table.schema.names))  # fails here on a header that is not text
 
@@ -155,5 +158,5 @@ def _number(y: np.ndarray, classes: list[str], where: str) -> np.ndarray:
     index: Mapping[str, int] = {name: c for c, name in enumerate(classes)}
     for row, label in enumerate(y.tolist()):
         if label not in index:
-            raise DataError(f"{where}, row {row}: the label {label!r} is none of the classes ({listed(classes)})")
+            raise DataError(f"{where}, row {row}: the label {label!r} is none of the classes ({list_some(classes)})")
     return np.array([index[label] for label in y.tolist()], np.int64)

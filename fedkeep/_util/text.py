@@ -1,0 +1,41 @@
+"""Text for messages: lists of names, and suggestions for a misspelt name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """Return the closest valid name as a suggestion, and the list of all.
+
+    >>> did_you_mean("fedntf", ["fedavg", "fedntd"])
+    'did you mean fedntd? (valid: fedavg, fedntd)'
+    >>> did_you_mean("xyz", ["fedavg", "fedntd"])
+    'valid: fedavg, fedntd'
+    """
+    valid = list(valid)
+    close = difflib.get_close_matches(str(word).lower(), valid, n=1)
+    listing = f"valid: {', '.join(valid)}"
+    return f"did you mean {close[0]}? ({listing})" if close else listing
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names as in a sentence.
+
+    >>> join_names(["a", "b", "c"])
+    'a, b and c'
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def list_some(names: Sequence[str], most: int = 12) -> str:
+    """List names for a message; of many, the first few and their number."""
+    shown = ", ".join(" ".join(str(name).split()) for name in names[:most])
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown or "none"
+
+
+def one_line(error: BaseException) -> str:
+    """Return another library's error message on one line of at most 240 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 240 else text[:237] + "..."

@@ -1,0 +1,114 @@
+"""Checks of single arguments: each returns the value or raises an error that names it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedkeep._util.text import did_you_mean
+from fedkeep.errors import ConfigError, FedkeepError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T")
+
+
+def require_whole(
+    key: str, value: Any, low: int | None = None, high: int | None = None, error: type[FedkeepError] = FedkeepError
+) -> int:
+    """Return the value as an int; raise unless it is a whole number within the bounds (a bool is not).
+
+    >>> require_whole("rounds", 3, low=1)
+    3
+    >>> require_whole("rounds", 2.5, low=1)
+    Traceback (most recent call last):
+    fedkeep.errors.FedkeepError: rounds must be a whole number of at least 1, not 2.5
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not _within(value, low, high):
+        bounds = _bounds(low, high)
+        raise error(f"{key} must be a whole number{bounds}, not {value!r}", key=key, value=value)
+    return int(value)
+
+
+def require_number(
+    key: str,
+    value: Any,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    error: type[FedkeepError] = FedkeepError,
+) -> float:
+    """Return the value; raise unless it is a finite number within the bounds (a bool is not).
+
+    >>> require_number("lr", 0.1, above=0)
+    0.1
+    >>> require_number("lr", 0, above=0)
+    Traceback (most recent call last):
+    fedkeep.errors.FedkeepError: lr must be a number above 0, not 0
+    """
+    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    if not math.isfinite(number) or not _within(number, low, high, above, below):
+        bounds = _bounds(low, high, above, below)
+        raise error(f"{key} must be a number{bounds}, not {value!r}", key=key, value=value)
+    return value  # type: ignore[no-any-return]
+
+
+def require_bool(key: str, value: Any, error: type[FedkeepError] = FedkeepError) -> bool:
+    """Return the value; raise unless it is True or False."""
+    if not isinstance(value, bool):
+        raise error(f"{key} must be True or False, not {value!r}", key=key, value=value)
+    return value
+
+
+def require_choice(
+    key: str, value: T, valid: Collection[T], what: str = "", error: type[FedkeepError] = FedkeepError
+) -> T:
+    """Return the value; raise unless it is one of the valid ones, and suggest the closest.
+
+    `what` is what the message calls the value; by default the key.
+
+    >>> require_choice("engine", "lop", ("auto", "loop", "stacked"))
+    Traceback (most recent call last):
+    fedkeep.errors.FedkeepError: unknown engine 'lop': did you mean loop? (valid: auto, loop, stacked)
+    """
+    if value not in valid:
+        suggestion = did_you_mean(str(value), [str(v) for v in valid])
+        raise error(f"unknown {what or key} {value!r}: {suggestion}", key=key, value=value, valid=valid)
+    return value
+
+
+def first_error(section: str, error: ValidationError) -> ConfigError:
+    """Return the first of pydantic's errors as one of ours; `section` is put before the key."""
+    first = error.errors()[0]
+    reason = first.get("ctx", {}).get("error")
+    if isinstance(reason, FedkeepError):
+        return ConfigError(str(reason), key=reason.key, value=reason.value, valid=reason.valid)
+    key = section + ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return ConfigError(f"{key} is missing", key=key)
+    return ConfigError(f"{key} = {first['input']!r}: {first['msg']}", key=key, value=first["input"])
+
+
+def _within(
+    value: Any, low: float | None, high: float | None, above: float | None = None, below: float | None = None
+) -> bool:
+    return (
+        (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+
+
+def _bounds(low: float | None, high: float | None, above: float | None = None, below: float | None = None) -> str:
+    parts = [
+        f"of at least {low:g}" if low is not None else "",
+        f"above {above:g}" if above is not None else "",
+        f"of at most {high:g}" if high is not None else "",
+        f"below {below:g}" if below is not None else "",
+    ]
+    return "".join(f" {part}" for part in parts if part)

@@ -1,0 +1,1 @@
+"""Comparing and exporting finished runs. Reads run folders, trains nothing."""

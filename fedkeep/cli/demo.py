@@ -1,0 +1,70 @@
+"""The command `fedkeep demo`."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedkeep._util.json import to_json
+from fedkeep.cli import options
+from fedkeep.cli.options import AsJson
+from fedkeep.errors import FedkeepError
+from fedkeep.runs.history import History
+
+
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="How often to run each method, with seeds 0, 1, ...")] = 3,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each run.")] = 60,
+    as_json: AsJson = False,
+    svg: Annotated[Path | None, typer.Option(help="Also save what is shown as an SVG picture.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report page is written.")] = Path(
+        "fedkeep-demo.html"
+    ),
+) -> None:
+    """FedAvg beside FedProx, SCAFFOLD and FedNTD on embedded data: who forgets, and how much. Under two minutes.
+
+    Ends with a report page that shows it round by round.
+
+    Example: fedkeep demo --seeds 1
+    """
+    from fedkeep.cli import heatmap, tables
+    from fedkeep.cli.progress import ProgressBar
+    from fedkeep.experiments import demo as job
+    from fedkeep.reports import write as write_report
+
+    if svg is not None and not svg.parent.is_dir():
+        raise FedkeepError(f"there is no folder {svg.parent} to save the picture in")
+    options.check_output(output)
+    with tempfile.TemporaryDirectory(prefix="fedkeep-demo-") as folder:
+        with ProgressBar(Console(stderr=True), seeds * len(job.METHODS) * rounds) as progress:
+            runs = job.run(Path(folder), seeds, rounds, progress)
+        write_report([folder], output, "fedkeep demo")
+    if as_json and svg is None:
+        _print_summaries(runs)
+        return
+    console = Console(record=svg is not None, width=100 if svg else None, file=io.StringIO() if as_json else None)
+    console.print(
+        f"Handwritten digits, {job.CLIENTS} clients with about {job.SHARDS} digits each, "
+        f"{job.SETTINGS['participation']} of them a round, {rounds} rounds, {seeds} seed{'s' * (seeds > 1)}.\n"
+    )
+    for name in ("fedavg", "fedntd"):
+        console.print(heatmap.heat_map(name, runs[name][0], min(60, console.width - 14)))
+    title = "Accuracy and forgetting" + (", mean±standard deviation over seeds" if seeds > 1 else "")
+    console.print(tables.comparison(title, runs))
+    console.print(job.verdict(runs))
+    if svg is not None:
+        console.save_svg(str(svg), title="fedkeep demo")
+    if as_json:
+        _print_summaries(runs)
+    else:
+        options.print_page_path(Console(), output)
+
+
+def _print_summaries(runs: Mapping[str, list[History]]) -> None:
+    print(to_json({name: [h.summary() for h in histories] for name, histories in runs.items()}, indent=2))

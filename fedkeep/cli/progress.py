@@ -1,0 +1,162 @@
+"""Progress of runs on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from fedkeep import forgetting
+from fedkeep.cli.heatmap import append_cells
+from fedkeep.errors import FedkeepError
+from fedkeep.runs.history import History, Record
+
+MAX_SECONDS_BETWEEN_LINES = 10.0  # seconds without a line, at most, when piped
+
+
+class ProgressBar:
+    """Progress over all rounds of all runs.
+
+    On a terminal: a bar with the time left, and how the present run is doing, class by class. Piped: a line at the end
+    of every run, and one now and then within a long one.
+    """
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        self.name, self.run, self.counted = "", RunProgress(), 0
+        self.last_line = time.monotonic()
+        self.progress = Progress(
+            TextColumn("{task.description:<18}", table_column=Column(max_width=34, no_wrap=True)),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds, time left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.progress.add_task("", total=total)
+        self.live = Live(console=console, transient=True, get_renderable=self._now) if console.is_terminal else None
+
+    def __enter__(self) -> ProgressBar:
+        if self.live:
+            self.live.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.live:
+            self.live.__exit__(*exc)
+
+    def start_run(self, name: str) -> None:
+        """Show which run is running now."""
+        self.name, self.run, self.counted = name, RunProgress(max(10, min(60, self.console.width - 14))), 0
+        self.progress.update(self.task, description=name)
+
+    def __call__(self, simulation: Any, record: Record) -> None:
+        """Count a round; this is a callback of the simulation."""
+        self._count(record["round"])
+        for each in [record] if self.run.round else simulation.history.records:  # resumed: the earlier rounds too
+            self.run.update(each)
+        if self.live is None and time.monotonic() - self.last_line >= MAX_SECONDS_BETWEEN_LINES:
+            self._print(f"{self.name}: {self.run.line()}")
+
+    def finish_run(self, name: str, history: History) -> None:
+        """Show a run's result."""
+        self._count(history.settings["rounds"])
+        s = history.summary()
+        if self.live is None:
+            self._print(
+                f"{name}: accuracy {s['final']:.3f}, forgetting {s['forgetting']:.3f} "
+                f"({len(history.records) - 1} rounds, {s['seconds']:.1f} s, {history.settings['engine']})"
+            )
+
+    def fail_run(self, name: str, error: FedkeepError, rounds: int) -> None:
+        """Show a run's error."""
+        self._count(rounds)
+        self.console.print(f"{name}: {error}", markup=False, highlight=False, soft_wrap=True)
+
+    def _count(self, rounds: int) -> None:
+        """Advance the bar to this many rounds of the current run: those of an earlier process count too."""
+        self.progress.advance(self.task, rounds - self.counted)
+        self.counted = rounds
+
+    def _print(self, line: str) -> None:
+        self.last_line = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+    def _now(self) -> RenderableType:
+        """What a terminal shows at this moment."""
+        if not self.run.recent:
+            return self.progress.get_renderable()
+        return Group(self.progress.get_renderable(), Text(self.run.line()), self.run.strip())
+
+
+"""How a run is doing, while it goes on: accuracy, forgetting, and the classes over the last rounds."""
+
+
+class RunProgress:
+    """The last rounds of one run, kept up to date record by record.
+
+    >>> pulse = RunProgress()
+    >>> pulse.update({"round": 1, "confusion": [[9, 1], [10, 0]]})
+    >>> pulse.update({"round": 2, "confusion": [[3, 7], [2, 8]]})
+    >>> pulse.line()
+    'round 2: accuracy 0.550, forgetting -0.100'
+    """
+
+    def __init__(self, rounds: int = 60) -> None:
+        self.round = 0
+        self.accuracy = float("nan")
+        self.recent: deque[np.ndarray] = deque(maxlen=rounds)  # class accuracies [C] of the last evaluated rounds
+        self._best: np.ndarray | None = None  # [C] of the rounds before the last
+
+    def update(self, record: Record) -> None:
+        """Take in a round's record."""
+        if record["round"] < 1:
+            return
+        self.round = record["round"]
+        if "confusion" not in record:
+            return
+        if self.recent:
+            last = self.recent[-1]
+            self._best = last if self._best is None else np.maximum(self._best, last)
+        self.accuracy = float(forgetting.accuracy(record["confusion"]))
+        self.recent.append(forgetting.class_accuracy(record["confusion"]))
+
+    @property
+    def lost(self) -> np.ndarray | None:
+        """[C] by how much each class is below its best earlier round; None before the second."""
+        return None if self._best is None else self._best - self.recent[-1]
+
+    def line(self) -> str:
+        """Say it in words."""
+        if not self.recent:
+            return f"round {self.round}: not evaluated yet"
+        lost = self.lost
+        told = "" if lost is None else f", forgetting {np.nanmean(lost):.3f}"
+        return f"round {self.round}: accuracy {self.accuracy:.3f}{told}"
+
+    def strip(self, most: int = 10) -> Text:
+        """Draw the last rounds, a row per class; of many classes those that have lost most."""
+        text = Text()
+        if not self.recent:
+            return text
+        accuracy = np.stack(self.recent)
+        for c in self._shown(most):
+            text.append(f"  class {c:<4} ", style="dim")
+            append_cells(text, accuracy[:, c])
+            text.append("\n")
+        return text
+
+    def _shown(self, most: int) -> list[int]:
+        classes = len(self.recent[-1])
+        if classes <= most or self.lost is None:
+            return list(range(min(classes, most)))
+        worst = np.argsort(-np.nan_to_num(self.lost, nan=-1.0), kind="stable")[:most]
+        return sorted(int(c) for c in worst)

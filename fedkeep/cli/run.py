@@ -1,0 +1,123 @@
+"""The commands `fedkeep run` and `fedkeep resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedkeep._util.json import to_json
+from fedkeep.cli.compare import show
+from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides
+from fedkeep.engine.simulation import Callback
+from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.runs.history import History
+
+
+@dataclass(frozen=True)
+class ExtraCallbacks:
+    """Makes the callbacks that options of `fedkeep run` ask for; picklable, so that other processes can make them."""
+
+    tensorboard: bool = False
+    instruments: tuple[str, ...] = ()
+    every: int = 10
+
+    def __call__(self) -> list[Callback]:
+        """Make the callbacks of one run."""
+        from fedkeep.instruments import Every
+        from fedkeep.runs.tensorboard import TensorBoard
+
+        callbacks: list[Callback] = [Every(self.every, self.instruments)] if self.instruments else []
+        return [*callbacks, TensorBoard()] if self.tensorboard else callbacks
+
+
+def run(
+    words: ExperimentArgs = None,
+    sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: a run for each value; may be repeated.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="The run folder's name (with a sweep: how names begin).")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, each in a process of its own.")] = 1,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard event files (extra tensorboard).")
+    ] = False,
+    instruments: Annotated[
+        str, typer.Option(help="Also study the models: divergence, alignment, ... (see fedkeep analyse), with commas.")
+    ] = "",
+    every: Annotated[int, typer.Option(min=1, help="After how many rounds --instruments look again.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment, or a sweep of them, each into a folder of its own; go on with those that are there already.
+
+    FILE.toml may also be the name of an experiment that comes with fedkeep: digits. method=all sweeps all methods.
+
+    Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
+    """
+    from fedkeep.cli.progress import ProgressBar
+    from fedkeep.experiments.experiment import Experiment, read
+    from fedkeep.experiments.overrides import expand_sweep, override
+    from fedkeep.experiments.sweep import folder_name, run_all
+    from fedkeep.instruments.study import parse_study_names
+
+    make_callbacks = ExtraCallbacks(tensorboard, tuple(parse_study_names(instruments)) if instruments else (), every)
+    make_callbacks()  # a missing package is reported now, not after the first round
+    file, overrides = file_and_overrides(words)
+    given = read(file) if file else {}
+    base = name or given.get("name") or (file.stem if file else "run")
+    todo = {}
+    for combination in expand_sweep(sweep or []):
+        said = [*overrides, *combination]
+        label = folder_name(base, combination if name else said)
+        if label in todo:
+            raise FedkeepError(f"two runs of this sweep would share the folder {label}")
+        todo[label] = Experiment.from_dict(override(given, said))
+    histories: dict[str, History] = {}
+    failures: list[FedkeepError] = []
+    with ProgressBar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
+        for label, outcome in run_all(todo, runs, jobs, progress, make_callbacks):
+            if isinstance(outcome, FedkeepError):
+                failures.append(outcome)
+            else:
+                histories[label] = outcome
+    if histories:
+        _show_runs(histories, as_json, runs)
+    if failures:
+        raise typer.Exit(2 if len(todo) == 1 and not isinstance(failures[0], Diverged) else 1)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
+) -> None:
+    """Go on with an interrupted run: to the same final weights as if nothing had happened.
+
+    Example: fedkeep resume runs/digits
+    """
+    from fedkeep.cli.progress import ProgressBar
+    from fedkeep.experiments.resume import resume_from_file
+    from fedkeep.runs.reading import read_experiment
+
+    rounds = read_experiment(folder).get("train", {}).get("rounds", 0)
+    with ProgressBar(Console(stderr=True), rounds) as progress:
+        progress.start_run(folder.name)
+        history = resume_from_file(folder, (progress,))
+        progress.finish_run(folder.name, history)
+    _show_runs({folder.name: history}, as_json, folder.parent)
+
+
+def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
+    from fedkeep.analysis.groups import group
+    from fedkeep.cli import heatmap, tables
+
+    if as_json:
+        print(to_json({label: h.summary() for label, h in histories.items()}, indent=2))
+        return
+    console = Console()
+    if len(histories) == 1:
+        [(label, history)] = histories.items()
+        console.print(heatmap.heat_map(label, history, min(60, console.width - 14)))
+        console.print(tables.comparison(f"Run in {runs / label}", {history.method: [history]}))
+    else:
+        show(console, group([runs / label for label in histories]))

@@ -1,0 +1,1 @@
+"""Experiments as files: reading, overriding, running, resuming and sweeping them."""

@@ -1,0 +1,1 @@
+"""Plots for print, with matplotlib (extra `plots`)."""

@@ -1,0 +1,110 @@
+"""Plots of what the instruments found (extra `plots`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.errors import FedkeepError
+from fedkeep.plots.style import COLOURS, SCALE, figure, parse_formats, save, styled
+
+
+def draw(found: dict[str, Any], folder: str | Path, formats: str = "pdf,png") -> list[Path]:
+    """Draw the studies that have a picture into a folder, and return the files."""
+    wanted, folder, files = parse_formats(formats), Path(folder), []
+    with styled():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedkeepError(f"{folder} cannot be made: {error.strerror}") from error
+        for name, drawing in PLOTS.items():
+            if name in found:
+                files += save(drawing(found[name], found["clients"]), folder, name, wanted)
+    return files
+
+
+def where(r: dict[str, Any], clients: list[int]) -> Any:
+    """The round by class: the global model before, every client, the global model after (Flashback figure 2)."""
+    rows = np.array([r["before"], *r["clients"], r["after"]], dtype=float)
+    fig = figure(max(3.0, 1.4 + 0.28 * rows.shape[1]), 0.8 + 0.2 * len(rows))
+    axes = fig.subplots()
+    image = axes.imshow(rows, cmap=SCALE, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.set_yticks(range(len(rows)), ["global before", *(f"client {k}" for k in clients), "global after"])
+    axes.set_xlabel("class")
+    for edge in (0.5, len(rows) - 1.5):
+        axes.axhline(edge, color="white", linewidth=2)
+    for k, counts in enumerate(r["label_counts"], start=1):
+        for c in np.flatnonzero(counts):  # the classes that a client holds
+            axes.plot(c, k, marker="o", markersize=2.5, color="white", markeredgecolor="black", markeredgewidth=0.4)
+    axes.set_title("dots: classes the client holds", fontweight="normal", fontsize=8)
+    axes.spines[:].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    fig.colorbar(image, ax=axes, label="accuracy")
+    return fig
+
+
+def divergence(r: dict[str, Any], clients: list[int]) -> Any:
+    """Divergence of weights against distance of distributions, a point per client (FedNTD figure 8)."""
+    fig = figure(3.2, 2.6)
+    axes = fig.subplots()
+    x, y, fit = np.array(r["distribution_distance"]), np.array(r["weight_divergence"]), r["relation"]
+    axes.scatter(x, y, s=18, color=COLOURS[0], linewidths=0)
+    if np.isfinite(fit["slope"]):
+        ends = np.array([x.min(), x.max()])
+        axes.plot(ends, fit["slope"] * ends + fit["intercept"], color=COLOURS[1], linewidth=1)
+        axes.set_title(f"r = {fit['pearson']:.2f}", fontweight="normal")
+    axes.set(xlabel=r"distance of distributions  $|A_G - p_k|_1$", ylabel=r"weight divergence  $\|w - w_k\|$")
+    return fig
+
+
+def tsne(r: dict[str, Any], clients: list[int]) -> Any:
+    """The features of all models, coloured by class and by model (FedNTD figures 19-21)."""
+    points, y = np.array(r["points"]), np.array(r["y"])
+    fig = figure(7.0, 3.3)
+    by_class, by_model = fig.subplots(1, 2)
+    from matplotlib import colormaps
+
+    hues = colormaps["tab20" if y.max() >= 10 else "tab10"]
+    flat, classes = points.reshape(-1, 2), np.tile(y, len(points))
+    for c in np.unique(y):
+        at = flat[classes == c]
+        by_class.scatter(*at.T, s=5, color=hues(int(c) % hues.N), linewidths=0)
+        by_class.annotate(str(c), np.median(at, axis=0), fontsize=9, fontweight="bold", ha="center", va="center")
+    middle = colormaps["viridis"](np.linspace(0.05, 0.9, max(1, len(points) - 2)))
+    for k, name in enumerate(r["models"]):
+        ends = {0: COLOURS[6], len(points) - 1: COLOURS[1]}
+        colour, size = (ends[k], 9) if k in ends else (middle[k - 1], 5)
+        by_model.scatter(*points[k].T, s=size, color=colour, linewidths=0, label=name, zorder=3 if k in ends else 2)
+    for axes, title in ((by_class, "by class"), (by_model, "by model")):
+        axes.set_title(title)
+        axes.set_axis_off()
+    if len(points) <= 14:
+        fig.legend(loc="outside right center", markerscale=2)
+    return fig
+
+
+def surface(r: dict[str, Any], clients: list[int]) -> Any:
+    """The loss over the plane of two directions, and under noise (FedNTD figure 14)."""
+    fig = figure(6.4, 2.6)
+    plane, noise = fig.subplots(1, 2, width_ratios=(1.2, 1))
+    axis, losses = np.array(r["axis"]), np.array(r["losses"])
+    filled = plane.contourf(axis, axis, losses.T, levels=20, cmap=SCALE)
+    plane.plot(0, 0, marker="x", color="white")
+    plane.set(xlabel="first direction", ylabel="second direction")
+    plane.set_title(f"client {r['client']}, {r['directions']}", fontweight="normal")
+    fig.colorbar(filled, ax=plane, label="loss")
+    noise.plot(r["sigma"], r["under_noise"], marker="o", markersize=3, color=COLOURS[0])
+    noise.set(xlabel="standard deviation of noise on the weights", ylabel="loss")
+    noise.set_ylim(bottom=0)
+    return fig
+
+
+PLOTS: dict[str, Callable[[dict[str, Any], list[int]], Any]] = {
+    "where": where,
+    "divergence": divergence,
+    "tsne": tsne,
+    "surface": surface,
+}

@@ -1,0 +1,70 @@
+"""The page: the numbers, the script and the style in one HTML file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedkeep.analysis.groups import group
+from fedkeep.reports.data import page_data
+from fedkeep.runs.files import write_atomic
+
+STATIC = Path(__file__).parent / "static"
+SCRIPTS = ("base.js", "charts.js", "sections.js", "table.js", "main.js")
+
+
+def write(runs: Iterable[str | Path], output: Path, title: str = "fedkeep report") -> dict[str, Any]:
+    """Write the page of these runs, and return what it shows."""
+    data = page_data(group(runs))
+    write_atomic(output, render(data, title).encode())
+    return data
+
+
+def render(data: dict[str, Any], title: str = "fedkeep report", live: bool = False) -> str:
+    """Put the page together. Its policy admits this very script and style, and nothing from elsewhere."""
+    script = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style = (STATIC / "page.css").read_text(encoding="utf-8")
+    source = "'self'" if live else "'none'"
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        f"connect-src {source}; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "title": escape(title),
+        "policy": escape(policy),
+        "style": style,
+        "headline": escape(data["verdict"]["headline"]),
+        "details": "".join(f"<li>{escape(line)}</li>" for line in data["verdict"]["details"]),
+        "data": embed({**data, "live": live}),
+        "script": script,
+    }
+    return fill((STATIC / "page.html").read_text(encoding="utf-8"), parts)
+
+
+def embed(value: Any) -> str:
+    """Write JSON that can stand inside a script element, whatever text it holds.
+
+    >>> embed({"name": "</script>"})
+    '{"name":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def fill(template: str, parts: dict[str, str]) -> str:
+    """Put each part at its place, in one pass: what is put in is not looked at again.
+
+    >>> fill("a {{x}} c", {"x": "{{x}}"})
+    'a {{x}} c'
+    """
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], template)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,154 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedkeep import forgetting
+from fedkeep.errors import FedkeepError
+from fedkeep.tree import Tree
+
+
+Record = dict[str, Any]
+
+
+@dataclass(repr=False)
+class History:
+    """One record per round, the final weights, and the measures made of them.
+
+    A record is plain data: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples), `train_loss`,
+    `bytes_down`, `bytes_up`, `seconds`; where the global model was evaluated `confusion` [true][predicted] and
+    `test_loss`; where the local models were, `local`: `hits` by class (of `total`) and `label_counts` for every client.
+    Record 0 is the untrained model.
+    """
+
+    method: str
+    settings: dict[str, Any]
+    records: list[Record] = field(default_factory=list)
+    params: Tree = field(default_factory=dict)
+    build: Callable[[Tree], nn.Module] | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # the experiment file, of a run that has one
+    saved: int | None = None  # the round of the checkpoint that `params` were read from
+    folder: Path | None = None  # where it was read from
+    diverged: str | None = None  # what a run said that diverged and was read back
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its last round."""
+        return bool(self.records) and self.records[-1]["round"] >= self.settings["rounds"]
+
+    @property
+    def model(self) -> nn.Module:
+        """The final global model as a module of the user's class, on the CPU; a new one at each access."""
+        if self.build is None:
+            raise FedkeepError("this history was made without a model")
+        return self.build(self.params)
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """The evaluated rounds, the untrained model not among them."""
+        return np.array([r["round"] for r in self._evaluated()], dtype=int)
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """[evaluated rounds, true class, predicted class] of the global model."""
+        return np.array([r["confusion"] for r in self._evaluated()])
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """[evaluated rounds, classes] of the global model; NaN for classes that the test set lacks."""
+        return forgetting.class_accuracy(self.confusion)
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """[evaluated rounds] of the global model."""
+        return forgetting.accuracy(self.confusion)
+
+    @property
+    def initial_class_accuracy(self) -> np.ndarray:
+        """[classes] of the untrained model."""
+        first = self.records[0] if self.records else {}
+        if first.get("round") != 0:
+            raise FedkeepError("the untrained model was not evaluated")
+        return forgetting.class_accuracy(first["confusion"])
+
+    def local(self, round: int) -> dict[str, np.ndarray]:
+        """What became of the cohort's local models in a round: `ids`, `class_accuracy` and `label_counts` [K, C]."""
+        for record in self.records:
+            if record["round"] == round and "local" in record:
+                total = np.array(record["local"]["total"], dtype=float)
+                return {
+                    "ids": np.array(record["cohort"]),
+                    "class_accuracy": np.array(record["local"]["hits"]) / np.where(total > 0, total, np.nan),
+                    "label_counts": np.array(record["local"]["label_counts"]),
+                }
+        raise FedkeepError(f"the local models of round {round} were not evaluated: see eval_local_every")
+
+    def anatomy(self, round: int) -> dict[str, np.ndarray]:
+        """Say where a round forgot: accuracies `before` [C], of `clients` [K, C], `after` [C], and what each step lost.
+
+        `ids` and `label_counts` tell the clients apart. `local_forgetting` and `aggregation_forgetting` are [K, C],
+        `round_forgetting` is [C]. The local models must have been evaluated, and the global one before and after.
+        """
+        local, known = self.local(round), {r["round"]: r["confusion"] for r in self.records if "confusion" in r}
+        missing = [r for r in (round - 1, round) if r not in known]
+        if missing:
+            raise FedkeepError(f"the global model of round {missing[0]} was not evaluated: see eval_every")
+        before, after = (forgetting.class_accuracy(known[r]) for r in (round - 1, round))
+        clients = local["class_accuracy"]
+        return {
+            "ids": local["ids"],
+            "label_counts": local["label_counts"],
+            "before": before,
+            "clients": clients,
+            "after": after,
+            "local_forgetting": forgetting.local_forgetting(before, clients),
+            "aggregation_forgetting": forgetting.aggregation_forgetting(clients, after),
+            "round_forgetting": np.maximum(0.0, before - after),
+        }
+
+    def summary(self) -> dict[str, float]:
+        """Return final, best and smoothed accuracy, forgetting, mean round forgetting, bytes moved, seconds."""
+        accuracy, classes, rounds = self.accuracy, self.class_accuracy, self.rounds
+        every = len(rounds) > 1 and bool((np.diff(rounds) == 1).all()) and rounds[0] == 1
+        return {
+            "final": float(accuracy[-1]),
+            "best": float(accuracy.max()),
+            "smoothed": float(forgetting.smoothed(accuracy)[-1]),
+            "forgetting": forgetting.forgetting(classes),
+            "round_forgetting": float(forgetting.round_forgetting(classes).mean()) if every else float("nan"),
+            "bytes": float(sum(r["bytes_down"] + r["bytes_up"] for r in self.records if r["round"])),
+            "seconds": float(sum(r["seconds"] for r in self.records if r["round"])),
+        }
+
+    def to_pandas(self) -> Any:
+        """Return a DataFrame, one row per evaluated round: accuracy, losses, bytes, and each class's accuracy."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise FedkeepError("to_pandas needs pandas: pip install pandas") from error
+        keys = ("round", "lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
+        frame = pd.DataFrame([{key: r[key] for key in keys} for r in self._evaluated()])
+        frame.insert(1, "accuracy", self.accuracy)
+        for c, column in enumerate(self.class_accuracy.T):
+            frame[f"class_{c}"] = column
+        return frame.set_index("round")
+
+    def __repr__(self) -> str:
+        reached = self.records[-1]["round"] if self.records else 0
+        told = (
+            f", accuracy {self.accuracy[-1]:.3f}" if any("confusion" in r for r in self.records if r["round"]) else ""
+        )
+        return f"<History of {self.method}: {reached} rounds{told}>"
+
+    def _evaluated(self) -> list[Record]:
+        found = [r for r in self.records if r["round"] >= 1 and "confusion" in r]
+        if not found:
+            raise FedkeepError("no round has been evaluated yet")
+        return found

@@ -1,0 +1,350 @@
+"""The page in a real browser: Chromium, headless. Debian: apt-get install chromium chromium-driver."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.synthetic import hostile_run, records, wave, write_pair, write_run
+
+from fedkeep.reports import write
+from fedkeep.reports.watch import serve
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+
+
+class Browser:
+    """One Chromium, and what the tests ask of it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, page: Path | str, width: int = 1280, scheme: str = "light") -> None:
+        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        likes = {
+            "prefers-color-scheme": scheme,
+            "prefers-reduced-motion": "reduce",
+        }  # no smooth scrolling under a click
+        self.cdp("Emulation.setEmulatedMedia", features=[{"name": k, "value": v} for k, v in likes.items()])
+        self.errors(), self.requests()  # what was before this page is not its doing
+        self.driver.get(page.as_uri() if isinstance(page, Path) else page)
+
+    def cdp(self, command: str, **arguments: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, arguments)
+
+    def __call__(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(f"return {script}", *arguments)
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self("[...document.querySelectorAll(arguments[0])].map(node => node.textContent.trim())", selector)
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        found = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [m["params"]["request"]["url"] for m in found if m["method"] == "Network.requestWillBeSent"]
+
+    def press(self, *keys: str) -> None:
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def wait(self, true: Callable[[], Any], seconds: float = 20) -> Any:
+        end = time.monotonic() + seconds
+        while not (found := true()):
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.05)
+        return found
+
+
+def start(folder: Path) -> Browser:
+    """Start Chromium; where it is not installed the tests are skipped, or fail if FEDKEEP_REQUIRE_BROWSER is set."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    try:
+        from selenium import webdriver
+    except ImportError:
+        webdriver = None
+    if not (program and driver and webdriver):
+        reason = f"needs chromium ({program}), chromedriver ({driver}) and selenium ({webdriver and 'there'})"
+        (pytest.fail if os.environ.get("FEDKEEP_REQUIRE_BROWSER") else pytest.skip)(reason)
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in (*FLAGS, f"--user-data-dir={folder}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return Browser(webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    started = start(tmp_path_factory.mktemp("profile"))
+    yield started
+    started.driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    write([write_pair(folder / "runs")], folder / "page.html")
+    return folder / "page.html"
+
+
+def test_it_renders_without_an_error_or_a_request(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert browser.find("#headline").text.startswith("fedntd forgets least")
+    assert len(browser.texts("#heat canvas")) == len(browser.texts("#anatomy canvas")) == 2
+    assert len(browser.texts("#curves svg path")) == 4  # two lines, two bands
+    assert len(browser.texts("#drops svg circle")) == 2
+    assert len(browser.texts("#split canvas")) == 1
+    assert len(browser.texts("#summary tbody tr")) == 2
+    assert browser.errors() == []
+    assert [url for url in browser.requests() if not url.startswith("data:")] == [page.as_uri()]
+    assert browser("performance.getEntriesByType('resource').length") == 0
+
+
+def test_the_pictures_show_the_accuracies(browser: Browser, page: Path) -> None:
+    """What is lost in the last round is dark there: class 0 of FedAvg, seed 0, falls from 0.9 to 0.3."""
+    browser.open(page)
+    script = """(() => {
+        const canvas = document.querySelector('#heat canvas');
+        const ratio = devicePixelRatio, pen = canvas.getContext('2d');
+        const light = (x, y) => pen.getImageData(x * ratio, y * ratio, 1, 1).data.slice(0, 3).reduce((a, b) => a + b);
+        const right = canvas.clientWidth - 60;
+        return [light(right, 8), light(right, 25)];
+    })()"""
+    lost, kept = browser(script)
+    assert lost < kept
+
+
+def test_the_slider_moves_every_method_to_another_round(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    slider = browser.find("#round")
+    slider.send_keys("\ue011")  # Home
+    assert browser.find(".slider output").text == "1 of 6"
+    slider.send_keys("\ue014")  # right
+    assert browser.find(".slider output").text == "2 of 6"
+    assert slider.get_attribute("aria-valuetext") == "round 2"
+    labels = browser("[...document.querySelectorAll('#anatomy canvas')].map(c => c.ariaLabel)")
+    assert all(", round 2:" in label for label in labels)
+    browser.find("#worst").click()
+    assert browser.find(".slider output").text != "2 of 6"
+    assert browser.errors() == []
+
+
+def test_another_seed_is_shown_everywhere(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    before = browser.texts("#heat h3")
+    browser.find("#heat select").send_keys("1")
+    assert browser("[...document.querySelectorAll('label.seeds select')].map(s => s.value)") == ["1", "1", "1"]
+    assert browser.texts("#split h3") == ["digits: shards (s 2, seed 1)"]
+    assert browser.texts("#heat h3") != before
+    assert browser.errors() == []
+
+
+def test_the_table_is_sorted_by_any_column(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    names = lambda: browser.texts("#summary tbody td:first-child")  # noqa: E731
+    assert names() == ["fedntd", "fedavg"]  # by forgetting, least first
+    for key, sorts in [
+        ("label", ["fedavg", "fedntd"]),
+        ("final", ["fedntd", "fedavg"]),
+        ("final", ["fedavg", "fedntd"]),
+    ]:
+        browser.find(f'#summary [data-key="{key}"]').click()
+        assert names() == sorts
+    assert browser.find("#summary th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    assert browser("document.activeElement.dataset.key") == "final"  # the focus stays where it was
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, page: Path) -> None:
+    def dark() -> bool:
+        red = browser("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+        return int(red) < 128
+
+    browser.open(page, scheme="dark")
+    assert dark()
+    browser.open(page, scheme="light")
+    assert not dark()
+    try:
+        browser.find("#theme").click()
+        assert dark()
+        browser.driver.refresh()
+        assert dark()  # remembered
+    finally:
+        browser("localStorage.clear()")
+    assert browser.errors() == []
+
+
+def clipboard(browser: Browser, format: str) -> str:
+    browser("document.querySelector('#copied').textContent = ''")
+    browser.find(f'[data-copy="{format}"]').click()
+    browser.wait(lambda: browser.find("#copied").text)
+    assert browser.find("#copied").text.startswith("Copied as")
+    return browser.driver.execute_async_script(
+        "navigator.clipboard.readText().then(arguments[0], e => arguments[0](String(e)))"
+    )
+
+
+def test_the_table_is_copied_in_three_formats(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.cdp("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    markdown = clipboard(browser, "markdown").splitlines()
+    assert markdown[0].startswith("| method | final % |")
+    assert markdown[2].startswith("| fedntd | **80.8±3.5** |")
+    [head, first, _] = csv.reader(io.StringIO(clipboard(browser, "csv")))
+    row = dict(zip(head, first, strict=True))
+    assert (row["label"], float(row["final"]), float(row["final_std"]), row["runs"]) == (
+        "fedntd",
+        0.80833333,
+        0.035355339,
+        "2",
+    )
+    latex = clipboard(browser, "latex")
+    assert "fedntd & $\\mathbf{80.8 \\pm 3.5}$ &" in latex
+    assert "final \\% &" in latex
+
+
+def test_the_table_is_copied_where_the_clipboard_is_closed_to_pages(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser("void (navigator.clipboard.writeText = () => Promise.reject(new Error('no')))")
+    browser.find('[data-copy="csv"]').click()
+    assert browser.wait(lambda: browser.find("#copied").text) == "Copied as CSV."
+
+
+def test_everything_can_be_done_from_the_keyboard(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    reached = []
+    for _ in range(80):
+        browser.press("\ue004")  # Tab
+        here = browser(
+            "[document.activeElement.id || document.activeElement.tagName, document.activeElement.textContent.trim()]"
+        )
+        if here[0] == "BODY":
+            break
+        reached.append(here[0])
+    for stop in ("theme", "round", "worst", "CANVAS", "svg", "SELECT", "BUTTON", "SUMMARY"):
+        assert stop in reached
+    browser("document.querySelector('#heat canvas').focus()")
+    browser.press("\ue014")  # right: to the second round
+    assert browser.find("#tip").text.startswith("round 2, class 0:")
+    browser.press("\ue015")  # down: to the second class
+    assert browser.find("#tip").text.startswith("round 2, class 1:")
+    browser.press("\ue00c")  # Escape
+    assert not browser.find("#tip").is_displayed()
+    browser("document.querySelector('#curves svg').focus()")
+    browser.press("\ue014")
+    assert browser.find("#tip").text.splitlines()[0] == "round 2"
+    assert browser.errors() == []
+
+
+def test_a_method_can_be_hidden(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    first, second = browser.driver.find_elements("css selector", ".legend button")
+    first.send_keys("\ue007")  # Enter
+    assert first.get_attribute("aria-pressed") == "false"
+    assert len(browser.texts("#curves svg path")) == 2
+    second.click()
+    assert "All methods are hidden" in browser.find("#curves .body").text
+    first.click()
+    assert len(browser.texts("#curves svg path")) == 2
+    assert browser.errors() == []
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, page: Path, tmp_path: Path, width: int) -> None:
+    browser.open(page, width=width)
+    assert browser("document.documentElement.scrollWidth") <= width
+    write([hostile_run(tmp_path)], tmp_path / "hostile.html")
+    browser.open(tmp_path / "hostile.html", width=width)
+    assert browser("document.documentElement.scrollWidth") <= width
+
+
+def test_it_is_drawn_anew_when_the_window_changes(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=700, height=900, deviceScaleFactor=2, mobile=False)
+    shown = "(c => c.width / devicePixelRatio - c.clientWidth)(document.querySelector('#heat canvas'))"
+    browser.wait(lambda: abs(browser(shown)) < 1)
+    assert browser("document.documentElement.scrollWidth") <= 700
+
+
+def test_hostile_names_are_shown_as_they_are(browser: Browser, tmp_path: Path) -> None:
+    write([hostile_run(tmp_path)], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert browser("window.evil") is None
+    assert "<script>window.evil=1</script>" in browser.find("#headline").text
+    assert browser("document.querySelectorAll('img').length") == 0
+    assert browser.errors() == []
+
+
+def test_runs_with_little_recorded(browser: Browser, tmp_path: Path) -> None:
+    """One run, one evaluated round, no local models, no split: the page says what is missing."""
+    write([write_run(tmp_path / "run", records(wave(0, rounds=1)))], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert browser.find("#headline").text.startswith("Too early to say")
+    assert "eval_local_every" in browser.find("#anatomy .body").text
+    assert "Not recorded" in browser.find(".about-split").text
+    assert browser.errors() == []
+
+
+def test_many_classes_clients_and_methods(browser: Browser, tmp_path: Path) -> None:
+    import numpy as np
+
+    for i in range(9):
+        accuracy = np.clip(wave(0, classes=100, rounds=30) - i / 30, 0, 1)
+        local = np.zeros((30, 50, 100))
+        write_run(tmp_path / f"run{i}", records(accuracy, local), train={"rounds": 30, "lr": 0.1 * i})
+    write([tmp_path], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert len(browser.texts("#heat canvas")) == 9
+    assert "10 more clients are not shown" in browser.texts("#anatomy figcaption")[0]
+    assert browser.errors() == []
+
+
+def test_a_watched_run_is_followed_without_reloading(browser: Browser, tmp_path: Path) -> None:
+    lines = records(wave(0, rounds=6), np_local(6))
+    run = write_run(tmp_path / "run", lines[:1], rounds=6)
+    with serve([run], 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        assert browser.find("#headline").text.startswith("Waiting")
+        browser("void (window.mark = 1)")
+        for t in (3, 6):
+            (run / "rounds.jsonl").write_text(
+                "".join(json.dumps(line) + "\n" for line in lines[: t + 1]) + '{"round": '
+            )
+            browser.wait(lambda t=t: browser.find("#live").text == f"live, round {t} of 6")
+            assert browser.find("#headline").text.startswith("fedavg ends at")
+            assert browser(f"document.querySelector('#round').max == {t - 1}")
+        assert browser("window.mark") == 1  # the same page still
+        assert browser.errors() == []
+        server.shutdown()
+    browser.wait(lambda: "no longer connected" in browser.find("#live").text)
+    browser.open("about:blank")
+
+
+def np_local(rounds: int) -> list:
+    return [[[0.5, 0.5, 0.5]] * 2] * rounds

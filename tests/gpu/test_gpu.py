@@ -1,0 +1,245 @@
+"""On a CUDA device: every method, stacked there, against the loop on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.problems import Problem, gap
+
+import fedkeep as fk
+from fedkeep import tree
+from fedkeep.data.augment import Augment
+from fedkeep.engine.device import numerics
+from fedkeep.engine.gpu import layers
+from fedkeep.engine.mapping import map_clients, one_stream_each
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+
+@pytest.mark.parametrize("name", fk.methods.REGISTRY)
+def test_stacked_on_the_gpu_equals_the_loop_on_the_cpu(problem: Problem, name: str) -> None:
+    method = fk.methods.get(name)()
+    cpu = problem.run(method, engine="loop", device="cpu")
+    gpu = problem.run(method, engine="stacked", device="cuda", deterministic=True)
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
+    assert cpu.history.records[-1]["confusion"] == gpu.history.records[-1]["confusion"]
+
+
+def test_augmentation_on_the_gpu_equals_that_on_the_cpu(problem: Problem) -> None:
+    changes = {"augment": Augment(crop=1, flip=True, cutout=2)}
+    cpu = problem.run(fk.methods.FedNTD(), engine="loop", **changes)
+    gpu = problem.run(fk.methods.FedNTD(), engine="stacked", device="cuda", **changes)
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
+
+
+def test_instruments_on_the_gpu_see_what_those_on_the_cpu_see(problem: Problem) -> None:
+    pytest.importorskip("scipy", reason="loss surfaces need scipy")
+    method, options = fk.methods.FedNTD(), fk.instruments.Options(samples=8, steps=3)
+    what = "where,divergence,alignment,gradients,losses,surface"
+    cpu, gpu = (
+        fk.instruments.analyse(problem.run(method, engine=engine, device=device), what, options)
+        for engine, device in (("loop", "cpu"), ("stacked", "cuda"))
+    )
+    assert cpu["where"] == gpu["where"]
+    assert cpu["alignment"] == gpu["alignment"]
+    assert gpu["divergence"]["weight_divergence"] == pytest.approx(cpu["divergence"]["weight_divergence"], rel=1e-8)
+    assert gpu["gradients"]["diversity"] == pytest.approx(cpu["gradients"]["diversity"], rel=1e-8)
+    assert gpu["surface"]["eigenvalues"] == pytest.approx(cpu["surface"]["eigenvalues"], rel=1e-3)
+
+
+def test_auto_takes_the_gpu_and_stacks() -> None:
+    data = fk.data.load("digits") if _has_sklearn() else None
+    if data is None:
+        pytest.skip("scikit-learn is not installed")
+    clients = fk.data.partition.iid(data.y_train, 10)
+    history = fk.simulate("fedntd", "cnn_fedntd", data, clients, rounds=2, participation=4, epochs=1)
+    assert history.settings["engine"] == "stacked"
+    assert all(w.device.type == "cpu" for w in tree.leaves(history.params))
+
+
+def test_the_gpus_random_state_is_left_alone(problem: Problem) -> None:
+    torch.cuda.manual_seed(3)
+    before = torch.cuda.get_rng_state()
+    problem.run(fk.methods.FedAvg(), engine="loop", device="cuda")
+    assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+# CUDA graphs
+
+
+def test_steps_are_replayed_and_clients_that_have_finished_are_left_alone(problem: Problem) -> None:
+    sim = problem.run(fk.methods.FedNTD(), engine="stacked", device="cuda", participation=1.0)
+    graphs = sim.engine.graphs
+    assert graphs.works
+    captured = {key for buffers in graphs.stacks.values() for key in buffers.graphs}
+    assert any(sure < active for active, sure in captured), "the problem's clients are of unequal size"
+
+
+def test_graphs_are_captured_anew_for_cohorts_that_outgrow_the_last() -> None:
+    """Buffers that are too small go, and their graphs' memory with them, which the next capture must not ask for."""
+    x, y = np.zeros((444, 1, 4, 4), np.uint8), np.arange(444) % 4
+    clients = np.split(np.arange(444), [4, 44])
+    settings = fk.Settings(engine="stacked", device="cuda", epochs=1, batch_size=4)
+    sim = fk.Simulation("fedavg", "mlp", fk.data.from_arrays(x, y, x, y), clients, settings)
+    shared = sim.method.broadcast(sim.server)
+    for client in range(3):
+        sim.engine.train(shared, [sim._job(client, 1, shared)], 0.1)
+        assert sim.engine.graphs.works
+
+
+def test_another_runs_graphs_are_not_freed_in_the_middle_of_a_capture(problem: Problem) -> None:
+    """They hang in a cycle, so that only the garbage collector frees them, whenever it pleases."""
+    before = gc.get_threshold()
+    try:
+        for _ in range(4):
+            sim = problem.run(fk.methods.FedNTD(), engine="stacked", device="cuda", rounds=1)
+            assert sim.engine.graphs.works
+            del sim
+            gc.set_threshold(5)
+    finally:
+        gc.set_threshold(*before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing(fk.methods.FedAvg):
+    """Makes a tensor of Python numbers in every step, which a graph cannot hold."""
+
+    def loss(self, task, params, batch, shared, local):
+        weights = torch.tensor([1.0] * task.n_classes, dtype=task.dtype, device=batch["y"].device)
+        z = task.apply(params, batch["x"], train=True)
+        return fk.losses.masked_mean(task.criterion(z, batch["y"]) * weights[batch["y"]], batch["mask"])
+
+
+def test_a_step_that_cannot_be_captured_is_launched_piece_by_piece(
+    problem: Problem, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = problem.run(Listing(), engine="stacked", device="cuda")
+    assert not gpu.engine.graphs.works
+    assert "cannot be captured" in caplog.text
+    cpu = problem.run(fk.methods.FedAvg(), engine="loop", device="cpu")
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
+
+
+class Recurrent(torch.nn.Module):
+    """Reads an image row by row; `vmap` cannot take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.out = torch.nn.LSTM(4, 6, batch_first=True), torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x[:, 0])[0][:, -1])
+
+
+@pytest.mark.parametrize("name", ["fedntd", "scaffold"])
+def test_a_module_that_cannot_be_vmapped_runs_on_streams(problem: Problem, name: str) -> None:
+    own = dataclasses.replace(problem, model=Recurrent())
+    method = fk.methods.get(name)()
+    gpu = own.run(method, engine="auto", device="cuda")
+    assert gpu.engine.name == "stacked"
+    assert gpu.engine.each is one_stream_each
+    cpu = own.run(method, engine="loop", device="cpu")
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-9
+
+
+def test_resume_on_the_gpu_is_bit_identical(problem: Problem, tmp_path: Path) -> None:
+    """In float32, with graphs and our own kernels, interrupted after two of four rounds."""
+
+    def run(folder: Path, stop_after: int | None) -> fk.Simulation:
+        settings = {**problem.settings, "dtype": "float32", "engine": "stacked", "device": "cuda", "rounds": 4}
+        stop = (lambda sim, record: sim.stop() if record["round"] == stop_after else None,)
+        given = (fk.methods.Scaffold(), fk.models.build("cnn_fedntd", (1, 4, 4), 4), problem.data, problem.clients)
+        if (folder / "experiment.toml").exists():
+            method, model, data, clients = given
+            return fk.resume(folder, method=method, model=model, data=data, clients=clients)
+        return fk.simulate(*given, **settings, deterministic=True, run_dir=folder, checkpoint_every=1, callbacks=stop)
+
+    whole = run(tmp_path / "whole", None)
+    run(tmp_path / "parts", 2)
+    resumed = run(tmp_path / "parts", None)
+    assert all(torch.equal(a, b) for a, b in zip(*(tree.leaves(h.params) for h in (whole, resumed)), strict=True))
+
+
+# Layers of our own
+
+
+def net(p: tree.Tree, x: torch.Tensor) -> torch.Tensor:
+    """Padded and strided convolutions, with bias and without; pooling that leaves a rest; a dense layer."""
+    h = F.max_pool2d(F.relu(F.conv2d(x, p["w1"], p["b1"], padding=2)), 2)
+    h = F.relu(F.conv2d(h, p["w2"], stride=2, padding=1))
+    h = F.max_pool2d(F.conv2d(h, p["w3"], p["b3"]), 2)
+    return F.linear(h.flatten(1), p["w4"], p["b4"])
+
+
+def error(exact: tree.Tree, found: tree.Tree) -> float:
+    """How far two trees are apart, beside the length of the first."""
+    pairs = list(zip(tree.leaves(exact), tree.leaves(tree.to(found, torch.float64)), strict=True))
+    return float(sum((a - b).square().sum() for a, b in pairs) / sum(a.square().sum() for a, _ in pairs)) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_our_layers_are_those_of_torch(dtype: torch.dtype) -> None:
+    """Beside float64 ours is off by about as much as torch's own layers are when they take TF32, which is up to it."""
+    K, B = 3, 5
+    shapes = {"w1": (20, 3, 5, 5), "b1": (20,), "w2": (33, 20, 3, 3), "w3": (16, 33, 1, 1), "b3": (16,)}
+    shapes |= {"w4": (7, 16 * 4 * 3), "b4": (7,)}
+    draw = torch.Generator("cuda").manual_seed(0)
+    given = {n: torch.randn(K, *s, device="cuda", generator=draw) / s[-1] for n, s in shapes.items()}
+    x = torch.randn(K, B, 3, 31, 29, device="cuda", generator=draw)
+
+    def outcome(each: Any, dtype: torch.dtype) -> tree.Tree:
+        params = {n: w.to(dtype).requires_grad_() for n, w in given.items()}
+        z = each(net, params, x.to(dtype))
+        return {"z": z.detach(), **dict(zip(params, torch.autograd.grad(z.sum(), params.values()), strict=True))}
+
+    with numerics(fk.Settings(tf32=True), torch.device("cuda")):
+        exact, ours, theirs = (
+            outcome(map_clients, torch.float64),
+            outcome(layers.vmap_with_kernels, dtype),
+            outcome(map_clients, dtype),
+        )
+    for name in exact:
+        off = [error({"": exact[name]}, {"": found[name]}) for found in (ours, theirs)]
+        assert off[0] < 2 * off[1] + 2e-2, (name, off)
+
+
+@pytest.mark.parametrize("autocast", [None, "bfloat16"])
+@pytest.mark.parametrize("model", ["cnn_fedntd", "cnn_fedssd", "resnet8"])
+def test_the_papers_networks_train_with_our_layers_as_without(model: str, autocast: str | None) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60, 3, 32, 32), np.uint8), np.arange(60) % 10
+    data = fk.data.from_arrays(x, y, x, y)
+    clients = [np.arange(0, 25), np.arange(25, 60)]
+
+    def moved(each: Any = None, **changes: Any) -> tree.Tree:
+        settings = fk.Settings(rounds=1, participation=2, epochs=1, batch_size=10, lr=0.01, **changes)
+        sim = fk.Simulation("fedntd", model, data, clients, settings)
+        if each is not None:
+            assert sim.engine.each is layers.vmap_with_kernels
+            sim.engine.each = each
+        sim.run()
+        return tree.to(tree.sub(sim.params, sim.task.init), "cpu", torch.float64)
+
+    exact = moved(engine="loop", device="cpu", dtype="float64")
+    how = {"engine": "stacked", "device": "cuda", "autocast": autocast}
+    ours, theirs = (error(exact, moved(each, **how)) for each in (layers.vmap_with_kernels, map_clients))
+    assert ours < 2 * theirs + 0.03, (ours, theirs)
+
+
+def _has_sklearn() -> bool:
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""Several processes share a run: real ones, started by torchrun, on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.problems import gap, make_problem
+
+import fedkeep as fk
+from fedkeep import tree
+from fedkeep.engine.distributed import Ranks, _described, _payload, _rebuilt
+from fedkeep.runs.files import CHECKPOINT, read_tree
+from fedkeep.runs.reading import load_run
+
+SCRIPT = """
+import sys, torch
+sys.path[:0] = [{tests!r}]
+torch.set_num_threads(1)
+from pathlib import Path
+from support.problems import make_problem
+import fedkeep as fk
+from fedkeep.runs.files import write_tree
+out = sys.argv[1]
+names = sys.argv[2:]
+for name in names:
+    sim = make_problem(eval_local_every=1).simulation(fk.methods.get(name)())
+    history = sim.run()
+    if sim.ranks.first:
+        write_tree(Path(out) / name, sim.server, {{"records": history.records}})
+    else:
+        assert history.records[-1]["round"] == sim.settings.rounds
+"""
+
+
+def torchrun(ranks: int, *words: str, **kwargs) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs
+    )
+
+
+def alone_run(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "fedkeep", *words], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def finished(process: subprocess.Popen) -> str:
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every method, three rounds of the contract suite's problem, shared by three processes."""
+    folder = tmp_path_factory.mktemp("shared")
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
+    finished(torchrun(3, str(script), str(folder), *fk.methods.REGISTRY))
+    return folder
+
+
+@pytest.mark.parametrize("name", fk.methods.REGISTRY)
+def test_three_processes_give_what_the_loop_gives(shared_runs: Path, name: str) -> None:
+    server, about = read_tree(shared_runs / name)
+    alone = make_problem(eval_local_every=1).run(fk.methods.get(name)())
+    assert gap(alone.server, server) < 1e-12
+    for mine, theirs in zip(alone.history.records, about["records"], strict=True):
+        assert theirs["confusion"] == mine["confusion"]
+        assert theirs.get("cohort") == mine.get("cohort")
+        assert theirs.get("bytes_up") == mine.get("bytes_up")
+        assert theirs.get("local") == mine.get("local")
+        assert theirs.get("train_loss", 0) == pytest.approx(mine.get("train_loss", 0), rel=1e-12)
+
+
+WORDS = ["-m", "fedkeep", "run", "digits", "rounds=6", "seed=1", "epochs=1", "checkpoint_every=2"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    alone_run(*WORDS[2:], "--runs", str(folder), "--name", "one", "method=scaffold")
+    return folder / "one"
+
+
+def test_the_command_line_under_torchrun(tmp_path: Path, alone: Path) -> None:
+    words = [*WORDS[:-1], "method=scaffold", "--runs", str(tmp_path), "--name", "two"]  # checkpoints by their cost
+    said = finished(torchrun(2, *words))
+    assert said.count("accuracy of each class") == 1, "one rank speaks"
+    one, two = load_run(alone), load_run(tmp_path / "two")
+    assert two.about["made_by"]["ranks"] == 2
+    assert gap(one.params, two.params) < 1e-4
+    assert "Traceback" not in finished(torchrun(2, *words))
+
+
+def test_a_rank_that_dies_ends_the_run_and_it_resumes_with_another_number(tmp_path: Path, alone: Path) -> None:
+    script = tmp_path / "die.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "import fedkeep.engine.rounds as rounds\n"
+        "old = rounds.Simulation._train\n"
+        "def train(self, shared, plans, lr):\n"
+        "    if plans.round == 4 and self.ranks.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return old(self, shared, plans, lr)\n"
+        "rounds.Simulation._train = train\n"
+        "from fedkeep.cli import main\n"
+        "main()\n"
+    )
+    words = [*WORDS[2:], "method=scaffold", "--runs", str(tmp_path), "--name", "two"]
+    process = torchrun(2, str(script), *words)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "a process of this run has ended" in said or "was ended from outside" in said, said
+    assert read_tree(tmp_path / "two" / CHECKPOINT)[1]["round"] == 2
+    alone_run("resume", str(tmp_path / "two"))
+    assert gap(load_run(alone).params, load_run(tmp_path / "two").params) < 1e-4
+
+
+def test_an_error_on_one_rank_is_told_once_and_in_one_line(tmp_path: Path) -> None:
+    words = [*WORDS, "lr=1e30", "--runs", str(tmp_path), "--name", "bad"]
+    process = torchrun(2, *words)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert said.count("diverged in round 1") == 1, said
+    assert "fedkeep/engine" not in said, "torchrun shows where it gave up, fedkeep no traceback"
+
+
+FAILING = """
+import dataclasses, os, sys
+sys.path[:0] = [{tests!r}]
+from support.problems import make_problem
+import fedkeep as fk
+from fedkeep import tree
+
+@dataclasses.dataclass(frozen=True)
+class Server(fk.methods.FedAvg):
+    def aggregate(self, task, server, uploads, cohort):
+        return tree.map(lambda t: t / 0, super().aggregate(task, server, uploads, cohort))
+
+@dataclasses.dataclass(frozen=True)
+class Client(fk.methods.FedAvg):
+    def loss(self, task, params, batch, shared, local):
+        if fk.engine.ranks.here().rank == 1:
+            raise RuntimeError("the shapes do not fit: gr\u00f6\u00dfe " * 60)
+        return super().loss(task, params, batch, shared, local)
+
+def say(*words):  # a line at once, which those of the other process cannot break up
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+for method in (Server(), Client(), fk.methods.FedAvg()):
+    try:
+        sim = make_problem(participation=1.0).simulation(method)
+        sim.run()
+        say("done", sim.ranks.rank)
+    except Exception as error:
+        say(type(error).__name__, getattr(error, "round", "-"), str(error)[:60])
+"""
+
+
+def test_an_error_on_any_rank_ends_the_run_on_all_and_the_next_one_works(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING.format(tests=str(Path(__file__).parents[1])))
+    said = finished(torchrun(2, str(tmp_path / "failing.py")))
+    assert said.count("Diverged 1 diverged in round 1, on the server") == 2, said
+    assert said.count("RuntimeError - the shapes do not fit") == 1, said
+    assert said.count("EngineError - rank 1 failed with RuntimeError: the shapes") == 1, said
+    assert "done 0" in said, said
+    assert "done 1" in said, said
+
+
+def test_work_is_divided_evenly_and_completely() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 5):
+        work = rng.integers(1, 100, 40).tolist()
+        shares = Ranks(0, size).divide(work)
+        assert sorted(place for share in shares for place in share) == list(range(40))
+        loads = [sum(work[place] for place in share) for share in shares]
+        assert max(loads) - min(loads) <= max(work)
+
+
+def test_trees_survive_the_journey_between_ranks() -> None:
+    sent = {
+        "a": torch.arange(3, dtype=torch.int64),
+        "b": {"half": torch.randn(5).bfloat16(), "flag": torch.tensor([True, False, True]), "none": {}},
+        "c": torch.tensor(2.5, dtype=torch.float64),
+        "d": torch.zeros(0, 4),
+    }
+    found = _rebuilt(json.loads(_described(sent)), _payload(sent, torch.device("cpu")))
+    assert gap(tree.to(sent, torch.float64), tree.to(found, torch.float64)) == 0
+    assert [(p, t.dtype, t.shape) for p, t in tree.items(found)] == [(p, t.dtype, t.shape) for p, t in tree.items(sent)]

@@ -1,0 +1,191 @@
+"""What the pages and examples about federations say is run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeep as fk
+from fedkeep.engine import footprint
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+
+from flwr.app import Context, RecordDict
+from support.flower_grid import MemoryGrid, SuperNode
+from support.problems import same
+from typer.testing import CliRunner
+
+from fedkeep.cli.app import app as command_line
+from fedkeep.flower import new_app
+from fedkeep.flower.dry_run import load_app
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "flower.md").read_text()
+
+
+@pytest.fixture
+def fresh_imports(monkeypatch: pytest.MonkeyPatch):
+    """Import an app from a folder: forget what another test or pytest's collection imported under its name."""
+
+    def forget() -> None:
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("existing", "shapes_federation", "digits_federation", "ward_7", "make_images"):
+                del sys.modules[name]
+
+    def add(folder: Path) -> None:
+        monkeypatch.syspath_prepend(str(folder))
+
+    forget()
+    yield add
+    forget()
+
+
+def changed(app: Path) -> int:
+    """Apply the page's diffs to an app, and count the lines that are changed."""
+    count = 0
+    for name, diff in re.findall(r"`(\w+\.py)`:\n\n```diff\n(.*?)```", PAGE, flags=re.DOTALL):
+        file = app / "existing" / name
+        lines = file.read_text().splitlines()
+        removed, added = ([line[1:] for line in diff.splitlines() if line[0] == sign] for sign in "-+")
+        assert len(removed) == len(added)
+        for old, line in zip(removed, added, strict=True):
+            lines[lines.index(old)] = line
+        count += len(added)
+        file.write_text("\n".join(lines) + "\n")
+    return count
+
+
+def run_existing(folder: Path):
+    from existing import client_app, server_app
+
+    config = {"num-server-rounds": 3, "lr": 0.05, "local-epochs": 1}
+    nodes = [SuperNode(client_app.app, {"partition-id": k, "num-partitions": 3}) for k in range(3)]
+    torch.manual_seed(0)
+    server_app.app(MemoryGrid(nodes, config), Context(1, 1, {}, RecordDict(), config))
+    return server_app.results[-1]
+
+
+def test_an_existing_flower_app_works_before(tmp_path: Path, fresh_imports) -> None:
+    fresh_imports(ROOT / "tests" / "support" / "existing_app")
+    assert "eval_acc" in run_existing(tmp_path).evaluate_metrics_clientapp[3]
+
+
+def test_an_existing_flower_app_becomes_fedntd_by_five_lines_or_fewer(tmp_path: Path, fresh_imports) -> None:
+    shutil.copytree(ROOT / "tests" / "support" / "existing_app", tmp_path / "app")
+    assert 0 < changed(tmp_path / "app") <= 5
+    fresh_imports(tmp_path / "app")
+    result = run_existing(tmp_path)
+    assert Path(sys.modules["existing"].__file__).is_relative_to(tmp_path), "the changed app is the one that ran"
+    assert result.evaluate_metrics_clientapp[3]["eval_acc"] > 0.2, "the app's own evaluation is still used"
+    from existing.task import Net, load_data
+
+    torch.manual_seed(0)
+    model = Net()
+    parts = [load_data(k, 3)[0].dataset.tensors for k in range(3)]
+    x, y = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    clients = np.split(np.arange(len(y)), np.cumsum([len(p[1]) for p in parts])[:-1])
+    data = fk.data.from_arrays(x, y, x[:50], y[:50], n_classes=10)
+    alone = fk.simulate("fedntd", model, data, clients, participation=1.0, rounds=3, lr=0.05, engine="loop")
+    assert same(alone.params, dict(result.arrays.to_torch_state_dict())), "it is the simulation's FedNTD"
+
+
+def test_the_pages_python_runs(tmp_path: Path) -> None:
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(block, names)
+    config = {"run-dir": str(tmp_path / "run"), "train.rounds": 1}
+    grid = MemoryGrid([SuperNode(names["nodes"], {"client-id": k}) for k in range(3)], config)
+    names["server"](grid, Context(1, 1, {}, RecordDict(), config))
+    assert fk.load_run(tmp_path / "run").records[1]["cohort"] == [0, 1, 2]
+
+
+def test_the_example_is_what_flower_new_writes(tmp_path: Path) -> None:
+    made = new_app.write("digits-federation", tmp_path)
+    for path in new_app.files("digits-federation"):
+        assert (made / path).read_text() == (ROOT / "examples" / "flower" / path).read_text(), path
+    with pytest.raises(fk.errors.ConfigError, match="there already"):
+        new_app.write("digits-federation", tmp_path)
+    with pytest.raises(fk.errors.ConfigError, match="no name"):
+        new_app.write("Ward 7", tmp_path)
+
+
+def test_a_new_app_runs(tmp_path: Path, fresh_imports) -> None:
+    folder = new_app.write("ward-7", tmp_path)
+    fresh_imports(folder)
+    from ward_7 import client_app, server_app
+
+    config = {**load_app(folder)[1], "run-dir": str(tmp_path / "run"), "train.rounds": 1}
+    grid = MemoryGrid([SuperNode(client_app.app, {"client-id": k}) for k in range(2)], config)
+    server_app.app(grid, Context(1, 1, {}, RecordDict(), config))
+    assert fk.load_run(tmp_path / "run").about["method"]["name"] == "fedntd"
+
+
+def test_the_image_example_runs(tmp_path: Path, fresh_imports) -> None:
+    pytest.importorskip("PIL")
+    fresh_imports(ROOT / "examples" / "flower-images")
+    from make_images import main
+    from shapes_federation import client_app, server_app
+
+    main(tmp_path)
+    _, config = load_app(ROOT / "examples" / "flower-images")
+    config = {**config, "run-dir": str(tmp_path / "run"), "test-data": str(tmp_path / "server")}
+    nodes = [SuperNode(client_app.app, {"client-id": k, "data": str(tmp_path / f"node-{k}")}) for k in range(2)]
+    server_app.app(MemoryGrid(nodes, config), Context(1, 1, {}, RecordDict(), config))
+    assert fk.load_run(tmp_path / "run").summary()["best"] > 0.45
+
+
+@pytest.mark.parametrize("name", fk.methods.REGISTRY)
+def test_a_dry_run_shows_what_a_method_uploads(name: str, fresh_imports) -> None:
+    words = ["flower", "dry-run", str(ROOT / "examples" / "flower"), "--run-config", f"method.name='{name}'"]
+    done = CliRunner().invoke(command_line, words)
+    assert done.exit_code == 0, done.output
+    for upload in footprint.footprint(fk.methods.get(name)()).uploads:
+        assert f"  {upload}: " in done.output, done.output
+    assert "see the page" not in done.output, "every upload of the registry is explained"
+    assert "bytes" in done.output
+
+
+def test_a_node_on_a_dry_run_sends_nothing(tmp_path: Path, fresh_imports, caplog) -> None:
+    fresh_imports(ROOT / "examples" / "flower")
+    from digits_federation import client_app, server_app
+
+    config = {**load_app(ROOT / "examples" / "flower")[1], "run-dir": str(tmp_path / "run"), "train.rounds": 1}
+    config["patience"] = 0.05
+    nodes = [SuperNode(client_app.app, {"client-id": 0}), SuperNode(client_app.app, {"client-id": 1, "dry-run": True})]
+    server_app.app(MemoryGrid(nodes, config), Context(1, 1, {}, RecordDict(), config))
+    assert fk.load_run(tmp_path / "run").records[1]["cohort"] == [0]
+    assert "params/classifier.weight" in caplog.text
+
+
+def test_the_page_says_what_the_server_sees_of_each_method() -> None:
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    for name, cls in fk.methods.REGISTRY.items():
+        row = re.search(rf"^\| `{name}` \| (.*?) \((\d+) models?\) \| (\w+) \|$", text, flags=re.MULTILINE)
+        size = footprint.footprint(cls())
+        assert row, name
+        assert set(re.findall(r"`(\w+)`", row[1])) == set(size.uploads), name
+        assert int(row[2]) == round(size.up), name
+        assert row[3] == size.public, name
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["dry-run", "nowhere"], "holds no Flower app"),
+        (["dry-run", str(ROOT / "examples" / "flower"), "--node-config", "client-id=x"], "cannot be read"),
+        (["dry-run", str(ROOT / "examples" / "flower"), "--run-config", "method.name='fedntf'"], "did you mean fedntd"),
+        (["dry-run", str(ROOT / "examples" / "flower-images")], "cannot read this node's examples: KeyError: 'data'"),
+        (["new", "No Name"], "no name for an app"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(words: list[str], told: str, fresh_imports) -> None:
+    done = CliRunner().invoke(command_line, ["flower", *words])
+    assert isinstance(done.exception, fk.errors.FedkeepError)
+    assert told in str(done.exception)
+    assert "\n" not in str(done.exception)

@@ -1,0 +1,579 @@
+"""Rounds: who takes part, what is recorded, what is refused, and how a run that diverges ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from support.problems import Problem, gap, make_problem, same
+
+import fedkeep as fk
+from fedkeep import tree
+from fedkeep.engine.device import numerics
+from fedkeep.errors import Diverged, EngineError, FedkeepError
+
+
+def test_methods_are_compared_on_the_same_cohorts(problem: Problem) -> None:
+    cohorts = [
+        [r["cohort"] for r in problem.run(method).history.records[1:]]
+        for method in (fk.methods.FedAvg(), fk.methods.Scaffold())
+    ]
+    assert cohorts[0] == cohorts[1]
+    assert all(len(set(c)) == 4 for c in cohorts[0])
+    assert len({tuple(c) for c in cohorts[0]}) > 1
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(problem: Problem) -> None:
+    first, again, other = (problem.run(fk.methods.FedNTD(), seed=seed).params for seed in (1, 1, 2))
+    assert same(first, again)
+    assert gap(first, other) > 1e-6
+
+
+@pytest.mark.parametrize(("participation", "size"), [(0.5, 3), (1.0, 6), (1, 1), (6, 6), (0.01, 1), (0.25, 2)])
+def test_participation_is_a_share_or_a_number(problem: Problem, participation: float, size: int) -> None:
+    record = problem.simulation(fk.methods.FedAvg(), participation=participation).step()
+    assert len(record["cohort"]) == size
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"participation": 7}, "there are 6"),
+        ({"participation": 0}, "share in"),
+        ({"participation": 2.5}, "a share is at most 1.0"),
+        ({"participation": True}, "share in"),
+        ({"rounds": 0}, "rounds must be a whole number of at least 1"),
+        ({"epochs": 1.5}, "epochs must be"),
+        ({"batch_size": "4"}, "batch_size must be"),
+        ({"lr": -0.1}, "lr must be a number above 0"),
+        ({"lr": float("nan")}, "lr must be"),
+        ({"momentum": 1.0}, "momentum must lie"),
+        ({"weight_decay": -1.0}, "weight_decay must be"),
+        ({"weight_decay": float("nan")}, "weight_decay must be"),
+        ({"momentum": "0.9"}, "momentum must be"),
+        ({"lr": True}, "lr must be"),
+        ({"deterministic": "yes"}, "deterministic must be"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"dtype": torch.int32}, "unknown dtype 'int32'"),
+        ({"autocast": "bf16"}, "did you mean bfloat16"),
+        ({"augment": True}, "augment must be"),
+        ({"clip_norm": 0.0}, "clip_norm must be"),
+        ({"optimizer": "sdg"}, "did you mean sgd"),
+        ({"engine": "stackd"}, "did you mean stacked"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(problem: Problem, changes: dict, message: str) -> None:
+    with pytest.raises(FedkeepError, match=message):
+        problem.simulation(fk.methods.FedAvg(), **changes)
+
+
+def test_numbers_from_numpy_are_numbers(problem: Problem) -> None:
+    changes = {"seed": np.int64(5), "rounds": np.int32(3), "lr": np.float64(0.1), "participation": np.int64(4)}
+    method = fk.methods.FedNTD(beta=np.float32(1.0))
+    assert same(problem.run(fk.methods.FedNTD()).params, problem.run(method, **changes).params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": (np.zeros(3), np.zeros(3))}, "from fedkeep.data.load or from_arrays"),
+        ({"clients": 5}, "one index array each"),
+        ({"clients": np.arange(10)}, "one flat index array per client"),
+        ({"callbacks": [3]}, "cannot be called"),
+    ],
+)
+def test_what_is_not_what_it_should_be_is_refused(problem: Problem, changes: dict, message: str) -> None:
+    given = {"data": problem.data, "clients": problem.clients, **changes}
+    with pytest.raises(FedkeepError, match=message):
+        fk.simulate("fedavg", problem.model, given.pop("data"), given.pop("clients"), **given)
+
+
+def test_a_dict_of_clients_is_its_index_arrays(problem: Problem) -> None:
+    named = dict(enumerate(problem.clients))
+    plain = problem.run(fk.methods.FedAvg()).params
+    assert same(plain, dataclasses.replace(problem, clients=named).run(fk.methods.FedAvg()).params)
+
+
+def test_an_unknown_setting_names_the_nearest(problem: Problem) -> None:
+    with pytest.raises(FedkeepError, match="did you mean batch_size"):
+        fk.simulate("fedavg", problem.model, problem.data, problem.clients, batchsize=3)
+
+
+def test_the_learning_rate_decays_by_round(problem: Problem) -> None:
+    records = problem.run(fk.methods.FedAvg(), lr=0.1, lr_decay=0.5).history.records[1:]
+    assert [r["lr"] for r in records] == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_evaluation_is_as_often_as_asked_and_always_at_the_end(problem: Problem) -> None:
+    history = problem.run(fk.methods.FedAvg(), rounds=5, eval_every=2, eval_local_every=4).history
+    assert history.rounds.tolist() == [2, 4, 5]
+    assert [r["round"] for r in history.records if "local" in r] == [4, 5]
+    assert history.class_accuracy.shape == (3, 4)
+    assert np.isnan(history.summary()["round_forgetting"])  # it needs every round
+    assert history.local(4)["class_accuracy"].shape == (4, 4)
+    with pytest.raises(FedkeepError, match="eval_local_every"):
+        history.local(3)
+
+
+def test_the_record_tells_what_the_models_do(problem: Problem) -> None:
+    """Confusion, class accuracy and label counts against predictions made by hand from the final module."""
+    sim = problem.run(fk.methods.FedAvg(), eval_local_every=1)
+    x, y = problem.data.x_test, problem.data.y_test
+    predicted = sim.history.model(x).argmax(1)
+    expected = [[int(((y == a) & (predicted == b)).sum()) for b in range(4)] for a in range(4)]
+    assert sim.history.records[-1]["confusion"] == expected
+    assert sim.history.accuracy[-1] == pytest.approx(float((predicted == y).double().mean()))
+    local = sim.history.local(3)
+    for k, counts in zip(local["ids"], local["label_counts"], strict=True):
+        labels = problem.data.y_train[problem.clients[k]]
+        assert counts.tolist() == torch.bincount(labels, minlength=4).tolist()
+
+
+def test_local_models_are_evaluated_as_they_came_from_training(problem: Problem) -> None:
+    sim = problem.simulation(fk.methods.FedAvg(), eval_local_every=1)
+    shared = sim.method.broadcast(sim.server)
+    record = sim.step()
+    for place, k in enumerate(record["cohort"]):
+        at = torch.from_numpy(problem.clients[k])
+        plan = fk.data.make_plan(5, 1, k, len(at), 2, 4)
+        trained = sim.local.train_one(shared, {}, sim.x[at], sim.y[at], plan, record["lr"])
+        hits = sim.task.apply(trained.params, sim.x_test).argmax(1) == sim.y_test
+        assert sum(record["local"]["hits"][place]) == int(hits.sum())
+        assert record["local"]["total"] == torch.bincount(sim.y_test, minlength=4).tolist()
+
+
+def test_bytes_are_read_off_the_trees(problem: Problem) -> None:
+    sim = problem.simulation(fk.methods.Scaffold())
+    model = tree.nbytes(sim.params)
+    record = sim.step()
+    assert record["bytes_down"] == 4 * 2 * model  # weights and c
+    assert record["bytes_up"] == 4 * (2 * model + 8)  # weights, dc and n
+
+
+def test_clients_without_examples_are_skipped(problem: Problem, caplog: pytest.LogCaptureFixture) -> None:
+    empty = np.array([], dtype=int)
+    some = dataclasses.replace(problem, clients=[problem.clients[5], empty])
+    record = some.simulation(fk.methods.FedAvg(), participation=1.0).step()
+    assert (record["cohort"], record["skipped"]) == ([0], [1])
+    sim = dataclasses.replace(problem, clients=[problem.clients[5], *[empty] * 50]).simulation(
+        fk.methods.FedAvg(), participation=1, rounds=3
+    )
+    with caplog.at_level(logging.WARNING):
+        sim.run()
+    idle = [r for r in sim.history.records[1:] if not r["cohort"]]
+    assert idle
+    assert "nothing changes" in caplog.text
+
+
+def test_only_visited_clients_have_state(problem: Problem) -> None:
+    sim = problem.simulation(fk.methods.Scaffold(), participation=2)
+    record = sim.step()
+    assert sorted(sim.states) == record["cohort"]
+
+
+def test_callbacks_see_every_round_and_may_stop_the_run(problem: Problem) -> None:
+    seen = []
+
+    def callback(simulation: fk.Simulation, record: dict) -> None:
+        seen.append((record["round"], simulation.round))
+        if record["round"] == 2:
+            simulation.stop()
+
+    sim = fk.Simulation(
+        fk.methods.FedAvg(),
+        problem.model,
+        problem.data,
+        problem.clients,
+        fk.Settings(**problem.settings),
+        [callback],
+    )
+    history = sim.run()
+    assert seen == [(1, 1), (2, 2)]
+    assert history.rounds.tolist() == [1, 2]
+    assert history.params
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_divergence_names_the_round_the_client_and_what_grew(problem: Problem, engine: str) -> None:
+    with pytest.raises(Diverged, match=r"round 1, client \d+: the loss went .* step \d+ of") as caught:
+        problem.run(fk.methods.FedAvg(), engine=engine, lr=1e200, momentum=0.0)
+    assert caught.value.round == 1
+    assert caught.value.client in range(6)
+    assert "weight" in str(caught.value)
+
+
+def test_a_server_that_diverges_is_named(problem: Problem) -> None:
+    class Bad(fk.methods.FedAvg):
+        def aggregate(self, task, server, uploads, cohort):
+            return {"params": tree.scale(server["params"], float("inf"))}
+
+    with pytest.raises(Diverged, match="on the server: aggregation made params/"):
+        problem.run(Bad())
+
+
+def test_a_bad_upload_is_named(problem: Problem) -> None:
+    class Bad(fk.methods.FedAvg):
+        def finish(self, shared, params, local, client, facts, measured):
+            return {"params": params, "n": facts["n"], "extra": facts["n"] / 0}, client
+
+    with pytest.raises(Diverged, match="not finite in the upload: extra"):
+        problem.run(Bad())
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 8), torch.nn.Dropout(0.5))
+        self.out = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.body(x))
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = torch.nn.LSTM(4, 8, batch_first=True)
+        self.out = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.reader(x.flatten(1, 2))[0][:, -1])
+
+
+@pytest.mark.parametrize(("model", "culprit"), [(Dropping(), "body.2 (Dropout)"), (Recurrent(), "reader (LSTM)")])
+def test_a_model_that_cannot_be_stacked_takes_the_loop_and_says_why(
+    problem: Problem, caplog: pytest.LogCaptureFixture, model: torch.nn.Module, culprit: str
+) -> None:
+    own = dataclasses.replace(problem, model=model)
+    with caplog.at_level(logging.WARNING):
+        auto = own.run(fk.methods.FedNTD(), engine="auto")
+    assert auto.engine.name == "loop"
+    assert culprit in caplog.text
+    with pytest.raises(EngineError) as caught:
+        own.simulation(fk.methods.FedNTD(), engine="stacked")
+    assert culprit in str(caught.value)
+
+
+def test_dropout_is_tied_to_the_clients_plan_and_global_state_is_left_alone(problem: Problem) -> None:
+    own = dataclasses.replace(problem, model=Dropping())
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = own.run(fk.methods.FedAvg(), engine="loop").params
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(99)
+    assert same(first, own.run(fk.methods.FedAvg(), engine="loop").params)
+
+
+def test_torchs_flags_are_set_for_a_round_and_switched_back(problem: Problem) -> None:
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Looking(fk.methods.FedAvg):
+        def aggregate(self, task, server, uploads, cohort):
+            seen.append(flags())
+            return super().aggregate(task, server, uploads, cohort)
+
+    def flags():
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return deterministic, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    before = flags()
+    problem.run(Looking(), deterministic=True, rounds=1)
+    problem.run(Looking(), tf32=False, rounds=1)
+    assert seen == [(True, *before[1:]), (False, *before[1:])]  # TF32 is a GPU's
+    assert flags() == before
+    for tf32, expected in ((True, (False, "high", True)), (False, (False, "highest", False))):
+        with numerics(fk.Settings(tf32=tf32), torch.device("cuda")):
+            assert flags() == expected
+    assert flags() == before
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_the_weights(problem: Problem) -> None:
+    plain = problem.run(fk.methods.FedAvg(), dtype=torch.float32)
+    cast = problem.run(fk.methods.FedAvg(), dtype=torch.float32, autocast=torch.bfloat16)
+    assert all(w.dtype == torch.float32 for w in tree.leaves(cast.params))
+    assert 1e-6 < gap(plain.params, cast.params) < 0.3
+
+
+class Tempered(torch.nn.Module):
+    """A model with a weight that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) / self.temperature
+
+
+def test_a_weight_may_be_a_single_number(problem: Problem) -> None:
+    own = dataclasses.replace(problem, model=Tempered())
+    loop, stacked = (own.run(fk.methods.Scaffold(), engine=engine).params for engine in ("loop", "stacked"))
+    assert gap(loop, stacked) < 1e-12
+    assert float(loop["temperature"]) != 1.0
+
+
+class Greedy(torch.nn.Module):
+    """A model that writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= 0.5
+        return self.out(x.flatten(1))
+
+
+def test_a_model_that_writes_into_its_input_is_refused(problem: Problem) -> None:
+    before = problem.data.x_test.clone()
+    with pytest.raises(fk.errors.ModelError, match="writes into its own input"):
+        dataclasses.replace(problem, model=Greedy()).simulation(fk.methods.FedAvg())
+    assert torch.equal(before, problem.data.x_test)
+
+
+def test_a_callback_sees_the_model_of_its_round(problem: Problem) -> None:
+    seen = []
+
+    def look(simulation: fk.Simulation, record: dict) -> None:
+        seen.append(tree.detach(dict(simulation.history.model.named_parameters())))
+
+    fk.simulate("fedavg", problem.model, problem.data, problem.clients, **problem.settings, callbacks=look)
+    start = {name: p.detach().double() for name, p in problem.model.named_parameters()}
+    assert gap(start, seen[0]) > 1e-6
+    assert gap(seen[0], seen[2]) > 1e-6
+    with pytest.raises(fk.errors.ModelError, match="the weights lack"):
+        problem.simulation(fk.methods.FedAvg()).task.module({})
+
+
+def test_single_steps_are_recorded_like_a_run(problem: Problem) -> None:
+    whole, stepped = problem.run(fk.methods.FedAvg()), problem.simulation(fk.methods.FedAvg())
+    stepped.step()
+    stepped.run()
+    assert [r["round"] for r in stepped.history.records] == [0, 1, 2, 3]
+    assert whole.history.summary()["bytes"] == stepped.history.summary()["bytes"]
+
+
+def test_a_loss_per_example_is_refused(problem: Problem) -> None:
+    class PerExample(fk.methods.FedAvg):
+        def loss(self, task, params, batch, shared, local):
+            return task.criterion(task.apply(params, batch["x"], train=True), batch["y"])
+
+    for engine in ("loop", "stacked"):
+        with pytest.raises(fk.errors.MethodError, match=r"single number, not \(\d"):
+            problem.run(PerExample(), engine=engine)
+
+
+def test_a_misspelt_hook_is_pointed_out_and_a_method_without_a_name_gets_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+
+        class Nameless(fk.methods.FedAvg):
+            def agregate(self, *args):
+                raise AssertionError
+
+    assert "did you mean aggregate?" in caplog.text
+    assert Nameless.name == "nameless"
+
+
+@pytest.mark.parametrize("returned", [None, {}, {"params": {"w": 1}}, {"params": {}, "n": 3}])
+def test_what_aggregate_must_return_is_said(problem: Problem, returned: object) -> None:
+    class Bad(fk.methods.FedAvg):
+        def aggregate(self, task, server, uploads, cohort):
+            return returned
+
+    with pytest.raises(fk.errors.MethodError, match="bad: aggregate must return"):
+        problem.run(Bad())
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, at_once: int | None
+) -> None:
+    from fedkeep.engine import round_plan as planning
+    from fedkeep.engine import simulation as rounds
+
+    events: list[str] = []
+
+    def noted(module: ModuleType, name: str) -> None:
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: events.append(name) or original(*args))
+
+    noted(planning, "sample_cohort")
+    noted(rounds, "check_finite")
+    problem.run(fk.methods.FedAvg(), rounds=3, participation=2, at_once=at_once)
+    waits = ["check_finite"] * (2 if at_once else 1)
+    assert events == ["sample_cohort", *["sample_cohort", *waits] * 2, *waits]
+
+
+def test_evaluation_in_chunks_is_evaluation(problem: Problem) -> None:
+    from fedkeep.engine.evaluate import evaluate
+    from fedkeep.engine.mapping import map_clients
+
+    sim = problem.simulation(fk.methods.FedAvg())
+    args = (sim.x_test, sim.y_test, sim.local.inputs)
+    whole, loss = evaluate(sim.task, sim.params, *args)
+    parts, same_loss = evaluate(sim.task, sim.params, *args, chunk=3)
+    assert torch.equal(whole, parts)
+    assert float(loss) == pytest.approx(float(same_loss), rel=1e-12)
+    both, _ = evaluate(sim.task, tree.stack([sim.params, sim.params]), *args, each=map_clients, chunk=4)
+    assert torch.equal(both, torch.stack([whole, whole]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_annotation_in_chunks_is_annotation(problem: Problem, engine: str) -> None:
+    whole = problem.run(fk.methods.FedNTD(), engine=engine).params
+    sim = problem.simulation(fk.methods.FedNTD(), engine=engine)
+    sim.engine.local = dataclasses.replace(sim.local, chunk=3)
+    sim.run()
+    assert gap(whole, sim.params) < 1e-12
+
+
+def test_annotation_on_a_gpu_is_bounded_by_bytes(problem: Problem) -> None:
+    local = problem.simulation(fk.methods.FedNTD(), dtype="float32").local
+    small, large = torch.zeros(5, 3, 32, 32, dtype=torch.uint8), torch.zeros(5, 3, 224, 224, dtype=torch.uint8)
+    assert [local.noted_at_a_time(x, torch.device("cpu")) for x in (small, large)] == [1024, 1024]
+    assert [local.noted_at_a_time(x, torch.device("cuda")) for x in (small, large)] == [8192, 222]
+
+
+@pytest.mark.parametrize("limit", [0.05, 1e6])
+def test_clipping_equals_torch(problem: Problem, limit: float) -> None:
+    """One step, clipped hard and not at all, against `clip_grad_norm_` and plain SGD."""
+    import copy
+
+    sim = problem.simulation(fk.methods.FedAvg(), clip_norm=limit, momentum=0.0, weight_decay=0.0)
+    batch = {"x": sim.x[:4], "y": sim.y[:4], "mask": torch.ones(4, dtype=torch.bool)}
+    params = tree.map(torch.clone, sim.params)
+    sim.local.step(params, {}, batch, {"params": sim.params}, {}, 0.1)
+    model = copy.deepcopy(problem.model).double()
+    torch.nn.functional.cross_entropy(model(sim.x[:4]), sim.y[:4]).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    expected = {name: (p - 0.1 * p.grad).detach() for name, p in model.named_parameters()}
+    assert gap(expected, params) < 1e-12
+
+
+def test_it_runs_inside_no_grad(problem: Problem) -> None:
+    outside = problem.run(fk.methods.FedNTD(), engine="stacked").params
+    with torch.no_grad():
+        assert same(outside, problem.run(fk.methods.FedNTD(), engine="stacked").params)
+
+
+def test_features_and_head_are_believed_only_if_they_make_the_model(problem: Problem) -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = torch.nn.Linear(16, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)
+
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x.flatten(1))
+
+        def head(self, h: torch.Tensor) -> torch.Tensor:
+            return self.c(h)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.b(self.features(x)))
+
+    sim = dataclasses.replace(problem, model=Odd()).simulation(fk.methods.FedAvg())
+    with pytest.raises(fk.errors.ModelError, match=r"forward\(x\) = head\(features\(x\)\)"):
+        sim.task.outputs(sim.params, sim.x[:2])
+
+
+def test_divergence_keeps_what_was_measured(problem: Problem) -> None:
+    def grow(simulation: fk.Simulation, record: dict) -> None:
+        simulation.server = {"params": tree.scale(simulation.params, 1e200)}
+
+    with pytest.raises(Diverged) as caught:
+        fk.simulate("fedavg", problem.model, problem.data, problem.clients, **problem.settings, callbacks=[grow])
+    assert caught.value.history.rounds.tolist() == [1]
+
+
+def test_two_classes_are_too_few_for_fedntd() -> None:
+    x, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2
+    data = fk.data.from_arrays(x, y, x, y)
+    with pytest.raises(fk.errors.MethodError, match="at least three classes"):
+        fk.simulate("fedntd", "mlp", data, [np.arange(20)], participation=1)
+
+
+def test_a_criterion_of_ones_own(problem: Problem) -> None:
+    def smoothed(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(z, y, reduction="none", label_smoothing=0.2)
+
+    args = (problem.model, problem.data, problem.clients)
+    plain = fk.simulate("fedavg", *args, **problem.settings)
+    own = fk.simulate("fedavg", *args, **problem.settings, criterion=smoothed)
+    assert gap(plain.params, own.params) > 1e-6
+
+
+def test_ten_lines_from_python() -> None:
+    data = fk.data.load("digits", public=0.1)
+    clients = fk.data.partition.dirichlet(data.y_train, n_clients=20, alpha=0.1, seed=0)
+    history = fk.simulate(
+        fk.methods.FedNTD(beta=1.0, tau=1.0),
+        "mlp",
+        data,
+        clients,
+        rounds=3,
+        participation=0.2,
+        lr=0.05,
+        batch_size=10,
+    )
+    assert history.settings["engine"] == "stacked"
+    assert history.class_accuracy.shape == (3, 10)
+    assert set(history.summary()) == {
+        "final", "best", "smoothed", "forgetting", "round_forgetting", "bytes", "seconds",
+    }  # fmt: skip
+    frame = history.to_pandas()
+    assert frame.index.tolist() == [1, 2, 3]
+    assert frame["accuracy"].tolist() == pytest.approx(history.accuracy.tolist())
+
+
+def test_augmentation_needs_images() -> None:
+    flat = make_problem()
+    data = fk.data.from_arrays(np.zeros((8, 16)), np.arange(8) % 4, np.zeros((8, 16)), np.arange(8) % 4)
+    with pytest.raises(fk.errors.DataError, match="needs images"):
+        dataclasses.replace(flat, data=data, clients=[np.arange(8)]).simulation(
+            fk.methods.FedAvg(), participation=1, augment=fk.data.Augment(flip=True)
+        )
+
+
+def test_digits_fedntd_forgets_less_and_ends_higher_than_fedavg() -> None:
+    """The claim the demonstration rests on, over its three seeds."""
+    from fedkeep.experiments import demo
+
+    rows = {
+        name: [fk.Simulation(*demo.experiment(name, seed).parts()).run().summary() for seed in range(3)]
+        for name in ("fedavg", "fedntd")
+    }
+    mean = {name: {key: np.mean([r[key] for r in rs]) for key in rs[0]} for name, rs in rows.items()}
+    assert mean["fedntd"]["final"] > mean["fedavg"]["final"]
+    assert mean["fedntd"]["forgetting"] < mean["fedavg"]["forgetting"]
+    assert mean["fedntd"]["round_forgetting"] < mean["fedavg"]["round_forgetting"]
+
+
+@pytest.mark.parametrize("name", ["fedntd", "scaffold"])
+def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_parts(
+    problem: Problem, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def small(sim: fk.Simulation) -> fk.Simulation:
+        train = sim.engine.train
+
+        def tight(shared, jobs, lr):
+            if len(jobs) > 2:
+                raise torch.OutOfMemoryError("no room")
+            return train(shared, jobs, lr)
+
+        sim.engine.train = tight
+        sim._engine = lambda name: sim.engine
+        return sim
+
+    method = fk.methods.get(name)()
+    whole = problem.run(method, engine="stacked", participation=1.0)
+    parts = small(problem.simulation(method, engine="stacked", participation=1.0))
+    parts.run()
+    assert gap(whole.server, parts.server) < 1e-12
+    assert caplog.text.count("do not fit into memory") == 2, "6, then 3; and it is remembered"

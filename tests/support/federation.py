@@ -1,0 +1,175 @@
+"""Real federations for tests: SuperLink, SuperNodes and apps as processes of their own, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import fedkeep as fk
+from fedkeep.runs.reading import read_records
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Federation:
+    """A SuperLink, its nodes, and what they wrote. Everything it starts ends with it, whole process groups."""
+
+    def __init__(self, folder: Path, insecure: bool = True) -> None:
+        self.folder, self.insecure = folder, insecure
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.home = folder / "flwr"
+        self.home.mkdir(parents=True)
+        self.env = {
+            **os.environ,
+            "FLWR_HOME": str(self.home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        self.security: dict[str, list[str]] = {"link": ["--insecure"], "node": ["--insecure"], "exec": ["--insecure"]}
+        self.connection = {"address": f"127.0.0.1:{self.port}", "insecure": True}
+        self.connect()
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+    def connect(self) -> None:
+        """Tell `flwr` where the SuperLink is."""
+        said = "\n".join(f"{key} = {json.dumps(value)}" for key, value in self.connection.items())
+        (self.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{said}\n')
+
+    def start(self, name: str, *command: str) -> subprocess.Popen:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                env=self.env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
+        process = self.processes[name]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return
+        if how == signal.SIGKILL:
+            self.processes.pop(name)
+
+    def link(self, *more: str) -> None:
+        """Start the SuperLink and wait until it answers."""
+        self.start(
+            "link",
+            *("flower-superlink", *self.security["link"], "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--disable-runtime-dependency-installation", *more),
+        )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                if self.insecure:
+                    urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).read()
+                else:
+                    socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
+                return
+            except OSError:
+                time.sleep(0.3)
+        raise AssertionError(self.said("link"))
+
+    def node(self, client: int, name: str | None = None, more: tuple[str, ...] = (), **config: Any) -> None:
+        """Start a SuperNode."""
+        said = {"client-id": client, "state-dir": str(self.folder / f"state-{client}"), **config}
+        written = " ".join(f"{key}={json.dumps(value)}" for key, value in said.items())
+        self.start(
+            name or f"node-{client}",
+            *("flower-supernode", *self.security["node"], "--superlink", f"127.0.0.1:{self.port}"),
+            *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", written, *more),
+        )
+
+    def flwr(self, *words: str, timeout: float = 120) -> str:
+        done = subprocess.run(
+            [str(BIN / "flwr"), *words], env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def run(self, app: Path, **config: Any) -> str:
+        """Submit the app; return its run id."""
+        said = {"run-dir": str(self.folder / "run"), **config}
+        written = " ".join(f"{key}={json.dumps(value)}" for key, value in said.items())
+        shown = self.flwr("run", str(app), "here", "--format", "json", "--run-config", written)
+        found = re.search(r'"run-id":\s*"?(\d+)', shown)
+        assert found, shown
+        return found[1]
+
+    def status(self, run: str) -> str:
+        shown = self.flwr("list", "--run-id", run, "here", "--format", "json")
+        found = re.search(r'"status":\s*"([^"]+)"', shown)
+        assert found, shown
+        return found[1]
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Return the records written so far."""
+        path = self.folder / "run" / "rounds.jsonl"
+        return read_records(path) if path.exists() else []
+
+    def wait(self, what: str, test, timeout: float) -> None:
+        """Wait for something to become true, or show what everybody said."""
+        deadline = time.monotonic() + timeout
+        while not test():
+            assert time.monotonic() < deadline, f"{what} did not happen in {timeout} s\n{self.everything()}"
+            time.sleep(0.5)
+
+    def said(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def everything(self) -> str:
+        return "\n".join(
+            f"== {path.stem}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log")
+        )
+
+
+def app_copy(folder: Path, example: str = "flower") -> Path:
+    """Copy an example, so that what Flower leaves beside it is not left in the repository."""
+    target = folder / "app"
+    shutil.copytree(Path(__file__).parents[2] / "examples" / example, target)
+    return target
+
+
+def simulated(method: str = "fedntd", **changes) -> fk.History:
+    """The example's federation as a simulation."""
+    data = fk.data.load("digits", public=0.1)
+    clients = fk.data.partition.shards(data.y_train, n_clients=2, s=5, seed=0)
+    settings = {"participation": 1.0, "epochs": 2, "batch_size": 10, "lr": 0.05, "engine": "loop", **changes}
+    return fk.simulate(method, fk.models.build("mlp", (1, 8, 8), 10), data, clients, **settings)

@@ -1,0 +1,113 @@
+"""Run folders made of numbers, without any training: what a report reads, with known contents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.runs.files import to_toml
+from fedkeep.runs.history import Record
+
+PER_CLASS = 20  # test examples of each class: accuracies come in steps of 0.05
+
+
+def confusion(accuracy: Any) -> list[list[int]]:
+    """A confusion matrix with these class accuracies; what is wrong goes to the next class."""
+    hits = np.round(np.asarray(accuracy) * PER_CLASS).astype(int)
+    matrix = np.diag(hits)
+    for c, right in enumerate(hits):
+        matrix[c, (c + 1) % len(hits)] += PER_CLASS - right
+    return matrix.tolist()
+
+
+def records(accuracy: Any, local: Any = None) -> list[Record]:
+    """The records of rounds 0 to T with class accuracies [T + 1, C]; `local` [T, K, C] are those of the clients."""
+    out: list[Record] = [{"round": 0, "confusion": confusion(accuracy[0]), "test_loss": 1.0}]
+    for t, row in enumerate(accuracy[1:], start=1):
+        record = {
+            "round": t,
+            "lr": 0.1,
+            "cohort": [],
+            "skipped": [],
+            "bytes_down": 1000,
+            "bytes_up": 1000,
+            "train_loss": 0.5,
+            "confusion": confusion(row),
+            "test_loss": 1.0,
+            "seconds": 0.1,
+        }
+        if local is not None:
+            clients = np.asarray(local[t - 1])
+            record["cohort"] = list(range(len(clients)))
+            record["local"] = {
+                "hits": np.round(clients * PER_CLASS).astype(int).tolist(),
+                "total": [PER_CLASS] * len(row),
+                "label_counts": [
+                    [30 if c == k % len(row) else 0 for c in range(len(row))] for k in range(len(clients))
+                ],
+            }
+        out.append(record)
+    return out
+
+
+def experiment(method: str = "fedavg", seed: int = 0, rounds: int = 4, **changes: Any) -> dict[str, Any]:
+    """What an experiment file says."""
+    return {
+        "format": 1,
+        "seed": seed,
+        "checkpoint_every": 10,
+        "method": {"name": method},
+        "model": {"name": "mlp"},
+        "data": {"source": "digits"},
+        "split": {"kind": "shards", "n_clients": 4, "s": 2, "seed": seed},
+        "train": {"rounds": rounds, "lr": 0.1},
+        "made_by": {"fedkeep": "0.1.0", "torch": "2.13.0", "engine": "loop"},
+        **changes,
+    }
+
+
+def write_run(path: Path, lines: list[Record], **about: Any) -> Path:
+    """Write a run folder of these records."""
+    path.mkdir(parents=True)
+    said = experiment(**{"rounds": len(lines) - 1, **about})
+    (path / "experiment.toml").write_text(to_toml(said).decode())
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def wave(seed: int, classes: int = 3, rounds: int = 4, depth: float = 0.4) -> np.ndarray:
+    """Class accuracies [rounds + 1, classes] that rise to 0.9 or a little less, and fall by `depth` in turn."""
+    rising = np.minimum(0.9 - 0.05 * seed, np.linspace(0.1, 1.7, rounds + 1))[:, None].repeat(classes, 1)
+    for t in range(1, rounds + 1):
+        rising[t, (t + seed) % classes] -= depth
+    return np.clip(rising, 0, 1)
+
+
+def write_pair(folder: Path, seeds: int = 2, rounds: int = 6, clients: int = 3) -> Path:
+    """FedAvg, which forgets, beside FedNTD, which forgets less, on some seeds, with the clients' models."""
+    for method, depth in (("fedavg", 0.6), ("fedntd", 0.2)):
+        for seed in range(seeds):
+            accuracy = wave(seed, rounds=rounds, depth=depth)
+            local = np.clip(accuracy[1:, None, :] - depth, 0, 1).repeat(clients, 1)
+            for k in range(clients):
+                local[:, k, k % 3] = 1.0
+            write_run(folder / f"{method}-{seed}", records(accuracy, local), method=method, seed=seed)
+    return folder
+
+
+HOSTILE = "</script><script>window.evil=1</script><img src=x onerror='window.evil=1'>{{data}}\u2028&amp;"
+
+
+def hostile_run(folder: Path) -> Path:
+    about = {
+        "method": {"name": HOSTILE},
+        "data": {"source": HOSTILE},
+        "split": {"kind": HOSTILE, "seed": 0, HOSTILE: HOSTILE},
+        "made_by": {"torch": HOSTILE},
+    }
+    path = write_run(folder / "<b onclick=x>'\"&", records(wave(0), np.zeros((4, 2, 3))))
+    (path / "experiment.toml").write_text(to_toml({**experiment(rounds=4), **about}).decode())
+    return path

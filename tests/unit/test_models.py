@@ -1,0 +1,656 @@
+"""Models: the papers' networks, what the engines refuse and why, and what they leave as it was."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.problems import gap
+from torch import nn
+
+import fedkeep as fk
+from fedkeep import models
+from fedkeep.engine.choose import unstackable
+from fedkeep.engine.mapping import map_clients
+from fedkeep.errors import ModelError
+from fedkeep.task import Task, check_forward, check_model
+
+COLOUR, GREY = (3, 32, 32), (1, 28, 28)
+
+# Weights and biases of each layer, from the input on.
+COUNTS = {
+    # 3072 -> 64 -> 10
+    ("mlp", COLOUR): (3072 * 64 + 64) + (64 * 10 + 10),
+    ("mlp", GREY): (784 * 64 + 64) + (64 * 10 + 10),
+    # padded: 32 -> pool 16 -> pool 8, 64 * 8 * 8 = 4096; 28 -> 14 -> 7, 64 * 7 * 7 = 3136
+    ("cnn_fedntd", COLOUR): (3 * 25 * 32 + 32) + (32 * 25 * 64 + 64) + (4096 * 512 + 512) + (512 * 10 + 10),
+    ("cnn_fedntd", GREY): (25 * 32 + 32) + (32 * 25 * 64 + 64) + (3136 * 512 + 512) + (512 * 10 + 10),
+    # unpadded: 32 -> 28 -> pool 14 -> 10 -> pool 5, 16 * 5 * 5 = 400; 28 -> 24 -> 12 -> 8 -> 4, 16 * 4 * 4 = 256
+    ("cnn_fedssd", COLOUR): (3 * 25 * 6 + 6) + (6 * 25 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + 850,
+    ("cnn_fedssd", GREY): (25 * 6 + 6) + (6 * 25 * 16 + 16) + (256 * 120 + 120) + (120 * 84 + 84) + 850,
+    # unpadded: 64 * 5 * 5 = 1600 and 64 * 4 * 4 = 1024
+    ("cnn_fedka", COLOUR): (3 * 25 * 32 + 32) + (32 * 25 * 64 + 64) + (1600 * 512 + 512) + (512 * 10 + 10),
+    ("cnn_fedka", GREY): (25 * 32 + 32) + (32 * 25 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10),
+}
+TOTALS = [197_322, 50_890, 2_156_490, 1_663_370, 62_006, 44_426, 878_538, 582_026]
+WIDTHS = {"mlp": 64, "cnn_fedntd": 512, "cnn_fedssd": 84, "cnn_fedka": 512}
+
+
+@pytest.mark.parametrize(("case", "total"), list(zip(COUNTS, TOTALS, strict=True)))
+def test_networks_have_the_papers_size_and_give_logits(case, total):
+    name, shape = case
+    model = models.build(name, shape, 10)
+    assert sum(p.numel() for p in model.parameters()) == COUNTS[case] == total
+    x = torch.zeros(2, *shape)
+    assert model(x).shape == (2, 10)
+    assert model.features(x).shape == (2, WIDTHS[name])
+    assert torch.equal(model.head(model.features(x)), model(x))
+
+
+def basic(fan_in: int, width: int) -> int:
+    """Two 3x3 convolutions and their norms; where the width changes, a 1x1 convolution and a norm beside them."""
+    shortcut = fan_in * width + 2 * width if fan_in != width else 0
+    return 9 * fan_in * width + 9 * width * width + 2 * 2 * width + shortcut
+
+
+def bottleneck(fan_in: int, width: int) -> int:
+    """1x1 down, 3x3, 1x1 up to 4 * width, with norms; the shortcut as above."""
+    shortcut = fan_in * 4 * width + 2 * 4 * width if fan_in != 4 * width else 0
+    return fan_in * width + 9 * width * width + width * 4 * width + 2 * width + 2 * width + 2 * 4 * width + shortcut
+
+
+TENS = basic(64, 64) + basic(64, 128) + basic(128, 256) + basic(256, 512)
+EIGHTEENS = TENS + basic(64, 64) + basic(128, 128) + basic(256, 256) + basic(512, 512)
+FIFTIES = (
+    *(bottleneck(64, 64) + 2 * bottleneck(256, 64), bottleneck(256, 128) + 3 * bottleneck(512, 128)),
+    *(bottleneck(512, 256) + 5 * bottleneck(1024, 256), bottleneck(1024, 512) + 2 * bottleneck(2048, 512)),
+)
+SMALL, LARGE = 3 * 9 * 64 + 2 * 64, 3 * 49 * 64 + 2 * 64  # the 3x3 and the 7x7 stem, with their norm
+
+# name, channels, side, classes: stem, stages, classifier; the total; the width of the features. The totals of the 7x7
+# stem are those of the same networks with BatchNorm in torchvision: both norms have a scale and a shift a channel.
+RESNETS = {
+    ("resnet8", 3, 32, 10): (
+        *(3 * 9 * 16 + 2 * 16 + basic(16, 16) + basic(16, 32) + basic(32, 64) + 64 * 10 + 10, 78_042, 64),
+    ),
+    ("resnet8", 1, 96, 10): (
+        *(1 * 9 * 16 + 2 * 16 + basic(16, 16) + basic(16, 32) + basic(32, 64) + 64 * 10 + 10, 77_754, 64),
+    ),
+    ("resnet10", 3, 32, 10): (SMALL + TENS + 512 * 10 + 10, 4_903_242, 512),
+    ("resnet18", 3, 32, 10): (SMALL + EIGHTEENS + 512 * 10 + 10, 11_173_962, 512),
+    ("resnet18", 3, 224, 1000): (LARGE + EIGHTEENS + 512 * 1000 + 1000, 11_689_512, 512),
+    ("resnet50", 3, 64, 200): (SMALL + sum(FIFTIES) + 2048 * 200 + 200, 23_910_152, 2048),
+    ("resnet50", 3, 65, 1000): (LARGE + sum(FIFTIES) + 2048 * 1000 + 1000, 25_557_032, 2048),
+}
+
+
+@pytest.mark.parametrize("case", RESNETS, ids=str)
+def test_residual_networks_have_the_papers_size(case):
+    (name, channels, side, n_classes), (count, total, width) = case, RESNETS[case]
+    with torch.device("meta"):  # shapes and counts alone
+        model = models.build(name, (channels, side, side), n_classes)
+        x = torch.zeros(2, channels, side, side)
+        assert sum(p.numel() for p in model.parameters()) == count == total
+        assert model(x).shape == (2, n_classes)
+        assert model.features(x).shape == (2, width)
+
+
+def test_small_images_keep_their_size_in_the_stem_and_large_ones_are_quartered():
+    with torch.device("meta"):
+        for name, side, after in (("resnet10", 64, 64), ("resnet10", 68, 17), ("resnet8", 68, 68)):
+            stem = models.build(name, (3, 8, side), 10).body.stem  # the longer side decides
+            assert stem(torch.zeros(1, 3, side, side)).shape[-2:] == (after, after)
+
+
+def test_residual_networks_norm_groups_of_16_channels():
+    def norms(**options) -> set[tuple[int, int]]:
+        model = models.build("resnet8", (1, 8, 8), 3, **options)
+        return {(m.num_groups, m.num_channels) for m in model.modules() if isinstance(m, nn.GroupNorm)}
+
+    assert norms() == {(1, 16), (2, 32), (4, 64)}
+    assert norms(channels_per_group=8) == {(2, 16), (4, 32), (8, 64)}
+    assert norms(width=24) == {(1, 24), (3, 48), (6, 96)}
+
+
+def test_convolutions_start_as_he_says():
+    """Standard deviation sqrt(2 / (9 * 512)) of 512 * 512 * 9 weights: known to 0.1%."""
+    conv = models.build("resnet10", (1, 8, 8), 3).body.stage4[0].branch[3]
+    assert conv.weight.shape == (512, 512, 3, 3)
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * 512)) ** 0.5, rel=5e-3)
+
+
+def test_a_residual_block_is_its_branch_plus_its_input():
+    """With the branch's last scale and shift at 0, a block that keeps the shape is ReLU of its input."""
+    block = models.build("resnet8", (1, 8, 8), 3).body.stage1[0]
+    nn.init.zeros_(block.branch[4].weight)
+    x = torch.randn(2, 16, 4, 4)
+    assert torch.equal(block(x), x.relu())
+
+
+def test_every_network_of_the_registry_is_counted():
+    assert {case[0] for case in (*COUNTS, *RESNETS)} == set(models.REGISTRY)
+
+
+@pytest.mark.parametrize(("name", "smallest"), [("cnn_fedntd", 4), ("cnn_fedssd", 16), ("cnn_fedka", 16)])
+def test_images_too_small_for_a_network_are_refused(name, smallest):
+    """Padded, each pool halves: 4 -> 2 -> 1. Unpadded: 16 -> 12 -> 6 -> 2 -> 1."""
+    assert models.build(name, (1, smallest, smallest), 3)(torch.zeros(1, 1, smallest, smallest)).shape == (1, 3)
+    for height, width in ((smallest - 1, smallest), (smallest, smallest - 1), (1, 1)):
+        with pytest.raises(ModelError, match=f"{height}x{width} are too small"):
+            models.build(name, (1, height, width), 3)
+
+
+@pytest.mark.parametrize("name", sorted(set(models.REGISTRY) - {"mlp"}))
+def test_convolutions_refuse_what_is_no_image(name):
+    with pytest.raises(ModelError, match=r"takes images \[channels, height, width\], not examples of \(64,\)"):
+        models.build(name, (64,), 10)
+
+
+def test_an_unknown_network_names_the_nearest():
+    with pytest.raises(ModelError, match=r"unknown model 'cnn_fednt': did you mean cnn_fedntd\?"):
+        models.build("cnn_fednt", COLOUR, 10)
+
+
+def test_weights_depend_on_the_seed_alone():
+    def weights(seed: int) -> list[torch.Tensor]:
+        return list(models.build("mlp", (4,), 3, seed).parameters())
+
+    torch.manual_seed(1)
+    first = weights(5)
+    torch.manual_seed(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, weights(5), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, weights(6), strict=True))
+
+
+def test_building_leaves_torchs_random_state_as_it_was():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    models.build("mlp", (4,), 3, seed=9)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# options
+
+
+@pytest.mark.parametrize("name", models.REGISTRY)
+def test_every_network_takes_a_projection_head(name):
+    """Linear(w, w), ReLU, Linear(w, 7) below a classifier of 7 features, on a body that stays the same."""
+    narrow = {"width": 4} if "width" in models.options(name) else {}
+    plain = models.build(name, (1, 16, 16), 3, **narrow)
+    model = models.build(name, (1, 16, 16), 3, projection=7, **narrow)
+    w = plain.classifier.in_features
+    added = (w * w + w) + (w * 7 + 7) + (7 * 3 + 3) - (w * 3 + 3)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in plain.parameters()) + added
+    x = torch.rand(2, 1, 16, 16)
+    assert torch.equal(model.body(x), plain.features(x))
+    first, last = model.projection[0], model.projection[2]
+    assert torch.equal(model.features(x), last(first(plain.features(x)).relu()))
+    assert torch.equal(model(x), model.classifier(model.features(x)))
+    assert not any("projection" in key for key in plain.state_dict())
+
+
+def test_options_change_the_network():
+    assert models.options("cnn_fedssd") == {"hidden": (120, 84), "projection": None}
+    assert models.build("mlp", (4,), 3, hidden=[5, 6]).classifier.in_features == 6
+    assert models.build("mlp", (4,), 3, hidden=[]).classifier.in_features == 4
+    assert models.build("cnn_fedntd", GREY, 3, hidden=[np.int64(9)]).classifier.in_features == 9
+    assert models.build("resnet50", GREY, 3, width=2).classifier.in_features == 2 * 8 * 4
+
+
+@pytest.mark.parametrize("name", models.REGISTRY)
+def test_an_unknown_option_names_the_nearest(name):
+    with pytest.raises(ModelError, match=rf"unknown option 'projektion' of {name}: did you mean projection\?"):
+        models.build(name, COLOUR, 10, projektion=256)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mlp", {"projection": 0}, "projection must be a whole number of at least 1, not 0"),
+        ("resnet8", {"projection": True}, "projection must be a whole number of at least 1, not True"),
+        ("resnet8", {"width": "16"}, "width must be a whole number of at least 1, not '16'"),
+        ("resnet8", {"channels_per_group": 0}, "channels_per_group must be a whole number"),
+        ("mlp", {"hidden": 64}, r"hidden must list the widths of the hidden layers, as in \[512\], not 64"),
+        ("cnn_fedka", {"hidden": [512, 0.5]}, "a width in hidden must be a whole number of at least 1, not 0.5"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options, message):
+    with pytest.raises(ModelError, match=message):
+        models.build(name, GREY, 10, **options)
+
+
+# BatchNorm to GroupNorm
+
+
+class Twice(nn.Module):
+    """One BatchNorm under two names of one module and once more below, and two that share a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(32)
+        self.a, self.b, self.c = norm, norm, nn.Sequential(nn.Linear(32, 32), norm)
+        self.d, self.e = nn.BatchNorm1d(32), nn.BatchNorm1d(32)
+        self.e.weight = self.d.weight
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "n_groups"),
+    [
+        (nn.BatchNorm1d(32), (4, 32), 2),
+        (nn.BatchNorm1d(48), (4, 48, 5), 3),
+        (nn.BatchNorm2d(8), (4, 8, 3, 3), 1),
+        (nn.BatchNorm2d(40, eps=0.1), (4, 40, 3, 3), 2),
+        (nn.BatchNorm2d(37), (4, 37, 3, 3), 1),
+        (nn.BatchNorm3d(64), (4, 64, 2, 2, 2), 4),
+        (nn.SyncBatchNorm(100), (4, 100, 3), 5),
+    ],
+    ids=str,
+)
+def test_batch_norm_becomes_group_norm_with_its_scale_and_shift(norm, shape, n_groups):
+    """40 channels, at most 40 / 16 groups: 2; 37 is prime: 1; 100: at most 6, 6 does not divide, 5 does."""
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    before = copy.deepcopy(norm.state_dict())
+    inside = models.to_group_norm(nn.Sequential(nn.Sequential(norm)))[0][0]
+    for new in (inside, models.to_group_norm(norm)):
+        assert type(new) is nn.GroupNorm
+        x = torch.randn(shape)
+        expected = nn.functional.group_norm(x, n_groups, norm.weight, norm.bias, norm.eps)
+        assert torch.equal(new(x), expected)
+        assert new.weight is not norm.weight
+        assert set(new.state_dict()) == {"weight", "bias"}
+    assert all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
+
+
+def test_conversion_keeps_type_mode_and_what_is_frozen():
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False, track_running_stats=False)).double()
+    model[0].eval().weight.requires_grad_(False)
+    new = models.to_group_norm(model)
+    assert [m.training for m in new.modules()] == [True, False, True]
+    assert (new[0].weight.dtype, new[0].weight.requires_grad, new[0].bias.requires_grad) == (torch.float64, False, True)
+    assert (new[0].affine, new[1].affine, new[1].weight, new[1].bias) == (True, False, None, None)
+    assert models.to_group_norm(nn.BatchNorm2d(4, device="meta")).weight.device.type == "meta"
+    assert [type(m) for m in model] == [nn.BatchNorm2d] * 2
+
+
+def test_conversion_keeps_what_is_shared_shared():
+    model = Twice()
+    new = models.to_group_norm(model, channels_per_group=8)
+    assert new.a is new.b is new.c[1]
+    assert new.a.num_groups == 4
+    assert new.e.weight is new.d.weight
+    assert new.e.bias is not new.d.bias
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in new.modules())
+    assert model.a is model.b is model.c[1]
+    assert isinstance(model.a, nn.BatchNorm1d)
+
+
+def test_conversion_leaves_everything_else():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.3))
+    new = models.to_group_norm(model)
+    assert str(new) == str(model)
+    assert all(torch.equal(a, b) for a, b in zip(new.parameters(), model.parameters(), strict=True))
+
+
+class Activated(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+def test_conversion_refuses_what_it_would_break():
+    with pytest.raises(ModelError, match="0 is Activated, a BatchNorm with a forward of its own"):
+        models.to_group_norm(nn.Sequential(Activated(4)))
+    with pytest.raises(ModelError, match="0 is LazyBatchNorm2d, not initialised yet: run one batch"):
+        models.to_group_norm(nn.Sequential(nn.LazyBatchNorm2d()))
+    with pytest.raises(ModelError, match="channels_per_group must be a whole number of at least 1, not 0"):
+        models.to_group_norm(nn.BatchNorm2d(4), channels_per_group=0)
+
+
+def test_conversion_warns_of_a_norm_that_would_erase_its_input(caplog):
+    with caplog.at_level(logging.WARNING, logger="fedkeep"):
+        models.to_group_norm(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm2d(1)))
+        assert caplog.text == ""
+        new = models.to_group_norm(nn.Sequential(nn.BatchNorm1d(1)))
+    assert "0 becomes a GroupNorm of one channel a group" in caplog.text
+    assert new(torch.randn(3, 1)).abs().max() < 1e-3  # rounding is all that is left
+
+
+# what is refused
+
+
+class Counter(nn.Module):
+    """Counts its training passes in a buffer: in place, or by replacing it."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.linear, self.in_place = nn.Linear(4, 3), in_place
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training and self.in_place:
+            self.passes += 1
+        elif self.training:
+            self.passes = self.passes + 1
+        return self.linear(x)
+
+
+class Late(nn.Module):
+    """Registers a buffer in its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.register_buffer("seen", x.detach().sum())
+        return self.linear(x)
+
+
+def checked(model: nn.Module, x=None, n_classes: int = 3) -> None:
+    check_forward(Task(model, n_classes, 2), torch.zeros(2, 4) if x is None else x)
+
+
+@pytest.mark.parametrize(
+    ("norm", "name"),
+    [(nn.BatchNorm1d(5), "BatchNorm1d"), (nn.LazyBatchNorm1d(), "LazyBatchNorm1d"), (nn.SyncBatchNorm(5), "SyncB")],
+)
+def test_batch_norm_is_refused_by_name_with_the_reason_and_the_way_out(norm, name):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Sequential(norm), nn.Linear(5, 3))
+    with pytest.raises(ModelError, match=rf"1\.0 is {name}.*mix the examples of a batch.*nn\.GroupNorm"):
+        check_model(model)
+    with pytest.raises(ModelError, match="the model is BatchNorm1d"):
+        check_model(nn.BatchNorm1d(3))
+
+
+def test_group_norm_is_taken():
+    checked(nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)))
+
+
+def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(ModelError, match=r"0\.weight is not initialised yet: run one batch"):
+        check_model(model)
+    model(torch.zeros(1, 4))
+    checked(model)
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, not function"):
+        check_model(checked)
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    for model in (nn.Linear(4, 3).requires_grad_(False), nn.Flatten()):
+        with pytest.raises(ModelError, match="no parameter that requires a gradient"):
+            Task(model, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "buffer"),
+    [
+        (Counter(in_place=True), "passes"),
+        (Counter(in_place=False), "passes"),
+        (Late(), "seen"),
+        (
+            nn.Sequential(
+                nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(4, 3)
+            ),
+            r"1\.running_mean",
+        ),
+    ],
+    ids=["in place", "replaced", "registered late", "instance norm"],
+)
+def test_a_buffer_that_changes_in_training_is_refused_by_name(model, buffer):
+    with pytest.raises(ModelError, match=f"the buffer {buffer} changes while training"):
+        checked(model, torch.ones(2, 4))
+
+
+def test_a_wrong_number_of_logits_is_refused():
+    with pytest.raises(ModelError, match=r"gives \(2, 5\) for two examples; logits of shape \(2, 3\)"):
+        checked(nn.Linear(4, 5))
+    with pytest.raises(ModelError, match=r"gives \(2, 4, 3\) for two examples"):
+        checked(nn.Linear(4, 3), torch.zeros(2, 4, 4))
+
+
+def test_inputs_the_model_cannot_take_are_named():
+    with pytest.raises(ModelError, match=r"cannot take the data \(inputs \(2, 7\)\)"):
+        checked(nn.Linear(4, 3), torch.zeros(2, 7))
+    with pytest.raises(ModelError, match=r"cannot take the data \(inputs {'ids': \(2, 7\)}\)"):
+        checked(nn.Linear(4, 3), {"ids": torch.zeros(2, 7)})
+
+
+def test_checking_leaves_torchs_random_state_as_it_was():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    checked(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_features_are_asked_for_where_a_model_has_none():
+    task = Task(nn.Linear(4, 3), 3, 2)
+    with pytest.raises(ModelError, match=r"Linear has no features\(x\) and head\(h\)"):
+        task.outputs(task.init, torch.zeros(2, 4))
+    network = Task(models.build("mlp", (4,), 3), 3, 2)
+    x = torch.rand(2, 4)
+    features, z = network.outputs(network.init, x)
+    assert features.shape == (2, 64)
+    assert torch.equal(z, network.apply(network.init, x))
+
+
+# what is left alone, and what is trained
+
+SETTINGS = {
+    "rounds": 2,
+    "participation": 1.0,
+    "epochs": 2,
+    "batch_size": 4,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "dtype": torch.float64,
+    "device": "cpu",
+}
+CLIENTS = [[0, 1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13]]
+
+
+def flat_data():
+    rng = np.random.default_rng(0)
+    y = np.arange(20) % 3
+    x = rng.normal(size=(20, 4)) + np.eye(3, 4)[y]
+    return fk.data.from_arrays(x[:14], y[:14], x[14:], y[14:])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_the_users_module_stays_as_it_was(engine, training):
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).train(training)
+    before = copy.deepcopy(model.state_dict())
+    history = fk.simulate("fedavg", model, flat_data(), CLIENTS, engine=engine, **SETTINGS)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == [training] * 4
+    assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+    assert all(p.grad is None and p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
+    assert not torch.equal(history.params["0.weight"], before["0.weight"].double())  # but a copy was trained
+
+
+class Scaled(nn.Module):
+    """A frozen layer and a constant buffer below a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.linear = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.linear(torch.tanh(self.frozen(x)) * self.scale)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_frozen_parameters_and_buffers_are_constants(engine):
+    """One step of all examples moves the trained layer by lr times plain autograd's gradient, and nothing else."""
+    model, data = Scaled(), flat_data()
+    once = {**SETTINGS, "rounds": 1, "epochs": 1, "batch_size": 99, "momentum": 0.0, "weight_decay": 0.0}
+    history = fk.simulate("fedavg", model, data, [range(14)], engine=engine, **once)
+    assert set(history.params) == {"linear.weight", "linear.bias"}
+    assert torch.equal(history.model.frozen.weight, model.frozen.weight.double())
+    assert history.model.scale.item() == 0.5
+    plain = copy.deepcopy(model).double()
+    nn.functional.cross_entropy(plain(data.x_train), data.y_train).backward()
+    expected = {name: (p - 0.1 * p.grad).detach() for name, p in plain.named_parameters() if p.requires_grad}
+    assert gap(expected, history.params) < 1e-12
+
+
+class Tied(nn.Module):
+    """The same square matrix twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.above, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.above.weight = self.below.weight
+
+    def forward(self, x):
+        return self.out(self.above(torch.tanh(self.below(x))))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_tied_weights_are_one_weight_with_the_gradient_of_both_uses(engine):
+    torch.manual_seed(0)
+    model, data = Tied(), flat_data()
+    once = {**SETTINGS, "rounds": 1, "epochs": 1, "batch_size": 99, "momentum": 0.0, "weight_decay": 0.0}
+    history = fk.simulate("fedavg", model, data, [range(14)], engine=engine, **once)
+    assert "below.weight" in history.params
+    assert "above.weight" not in history.params
+    trained = history.model
+    assert trained.above.weight is trained.below.weight
+    plain = copy.deepcopy(model).double()
+    nn.functional.cross_entropy(plain(data.x_train), data.y_train).backward()
+    expected = {name: (p - 0.1 * p.grad).detach() for name, p in plain.named_parameters()}
+    assert gap(expected, history.params) < 1e-12
+
+
+class Reader(nn.Module):
+    """The mean of the embeddings of a text, padding left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.linear = nn.Embedding(11, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        mask = x["mask"].unsqueeze(-1).to(self.linear.weight.dtype)
+        return self.linear((self.embed(x["ids"]) * mask).sum(-2) / mask.sum(-2))
+
+
+def test_a_model_of_a_dict_of_inputs_runs_in_both_engines_and_they_agree():
+    rng = np.random.default_rng(1)
+    y = np.arange(20) % 3
+    ids = rng.integers(0, 11, (20, 5))
+    x = {"ids": ids, "mask": np.arange(5) < rng.integers(1, 6, (20, 1))}
+    data = fk.data.from_arrays({k: v[:14] for k, v in x.items()}, y[:14], {k: v[14:] for k, v in x.items()}, y[14:])
+    torch.manual_seed(0)
+    model = Reader()
+    loop, stacked = (
+        fk.simulate("fedavg", model, data, CLIENTS, engine=engine, **SETTINGS) for engine in ("loop", "stacked")
+    )
+    assert gap(loop.params, stacked.params) < 1e-12
+    assert gap({"w": model.linear.weight.detach().double()}, {"w": loop.params["linear.weight"]}) > 1e-3
+    assert loop.class_accuracy.tolist() == stacked.class_accuracy.tolist()
+    assert loop.model({k: v[14:] for k, v in data.x_train.items()}).shape == (0, 3)
+
+
+def images(side: int = 8):
+    rng = np.random.default_rng(2)
+    y = np.arange(12) % 3
+    x = rng.normal(size=(12, 2, side, side)) + y[:, None, None, None]
+    return fk.data.from_arrays(x[:9], y[:9], x[9:], y[9:])
+
+
+IMAGE_CLIENTS = [[0, 1, 2, 3], [4, 5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("resnet8", {}), ("resnet10", {"width": 16}), ("resnet18", {"width": 4}), ("resnet50", {"width": 4})],
+)
+def test_residual_networks_train_alike_in_both_engines(name, options):
+    model = models.build(name, (2, 8, 8), 3, projection=5, **options)
+    settings = {**SETTINGS, "rounds": 1, "epochs": 1, "batch_size": 2, "lr": 0.02}
+    loop, stacked = (
+        fk.simulate("fedavg", model, images(), IMAGE_CLIENTS, engine=engine, **settings)
+        for engine in ("loop", "stacked")
+    )
+    assert gap(loop.params, stacked.params) < 1e-12
+    start = {key: p.detach().double() for key, p in model.named_parameters()}
+    assert all(gap({"w": start[key]}, {"w": w}) > 0 for key, w in loop.params.items())  # no layer is left out
+
+
+def test_the_large_stem_can_be_stacked():
+    model = models.build("resnet10", (2, 68, 68), 3, width=2, projection=4)
+    assert unstackable(Task(model, 3, 2), torch.rand(2, 2, 68, 68), map_clients) is None
+
+
+def test_a_converted_module_trains_alike_in_both_engines():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(2, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(32 * 9, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)),
+    )
+    with pytest.raises(ModelError, match="BatchNorm2d"):
+        fk.simulate("fedavg", model, images(), IMAGE_CLIENTS, **SETTINGS)
+    loop, stacked = (
+        fk.simulate("fedavg", models.to_group_norm(model), images(), IMAGE_CLIENTS, engine=engine, **SETTINGS)
+        for engine in ("loop", "stacked")
+    )
+    assert gap(loop.params, stacked.params) < 1e-12
+    assert set(loop.params) == {key for key, _ in model.named_parameters()}
+
+
+def test_the_page_on_models_runs_as_written_and_counts_every_network():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(block, names)
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+), (\d+)x\d+, (\d+) classes: ([\d,]+) \|", text, flags=re.MULTILINE)
+    assert [row[0] for row in rows] == list(models.REGISTRY)
+    for name, channels, side, n_classes, total in rows:
+        with torch.device("meta"):
+            model = models.build(name, (int(channels), int(side), int(side)), int(n_classes))
+        assert sum(p.numel() for p in model.parameters()) == int(total.replace(",", "")), name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", [torch.jit.script, torch.nn.DataParallel])
+def test_a_module_that_cannot_be_lent_weights_is_refused(wrap) -> None:
+    with pytest.raises(ModelError, match="give the module that it was made from"):
+        Task(wrap(torch.nn.Linear(4, 3)), 3, 1)
+
+
+def test_lent_weights_are_used_and_given_back() -> None:
+    """An LSTM keeps weights in two places, the embedding shares one with the output; a failing call gives back too."""
+
+    class Reader(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(7, 5)
+            self.reader = torch.nn.LSTM(5, 5, batch_first=True)
+            self.out = torch.nn.Linear(5, 7)
+            self.out.weight = self.words.weight
+
+        def forward(self, x):
+            return self.out(self.reader(self.words(x))[0][:, -1])
+
+    task, x = Task(Reader(), 7, 1), torch.arange(6).reshape(2, 3)
+    assert "out.weight" not in task.init
+    before = task.apply(task.init, x)
+    other = {name: torch.randn_like(w) for name, w in task.init.items()}
+    expected = Reader()
+    expected.load_state_dict({**other, "out.weight": other["words.weight"]})
+    assert torch.equal(task.apply(other, x), expected(x))
+    with pytest.raises(IndexError):
+        task.apply(other, x + 7)
+    assert torch.equal(task.apply(task.init, x), before)
+    assert torch.equal(task._eval.out.weight, task.init["words.weight"])
