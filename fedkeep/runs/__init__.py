@@ -1,0 +1,1 @@
+"""Run folders: writing, reading and resuming them, and the history of a run."""

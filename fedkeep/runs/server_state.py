@@ -1,0 +1,58 @@
+"""State of a federation's server, shared by the simulation and by the server on Flower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fedkeep import tree
+from fedkeep.runs.client_store import ClientStore
+from fedkeep.runs.folder import RunFolder
+from fedkeep.runs.history import History, Record
+from fedkeep.tree import Tree
+
+
+@dataclass
+class ServerState:
+    """The server's tree, the last finished round, the history, the clients' states, and the folder they are saved in."""
+
+    server: Tree
+    history: History
+    clients: ClientStore = field(default_factory=ClientStore)
+    folder: RunFolder | None = None
+    round: int = 0
+
+    @property
+    def params(self) -> Tree:
+        """The global model's weights."""
+        return self.server["params"]  # type: ignore[no-any-return]
+
+    def attach(self, folder: RunFolder, clients: ClientStore, device: torch.device) -> bool:
+        """Write into this folder from now on. If it has a checkpoint, continue from it; return whether it has one."""
+        self.folder, self.clients = folder, clients
+        saved = folder.restore()
+        if saved is None:
+            return False
+        self.server = tree.to(saved.server, device)
+        self.clients.restore(saved.clients)
+        self.round, self.history.records, self.history.params = saved.round, saved.records, self.params
+        return True
+
+    def record(self, record: Record) -> None:
+        """Add a round's record to the history and to the folder."""
+        self.history.records.append(record)
+        self.history.params = self.params
+        if self.folder is not None:
+            self.folder.append(record)
+
+    def checkpoint(self) -> None:
+        """Save the state in the folder, unless this round is saved already."""
+        if self.folder is not None and self.folder.last != self.round:
+            self.folder.checkpoint(self.round, self.server, self.clients)
+
+    def close(self) -> None:
+        """Close the folder, so that other processes can use it."""
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
