@@ -21,6 +21,7 @@ import torch
 
 import fedkeep as fk
 from fedkeep import tree
+from fedkeep.engine.simulate import make_simulation
 from fedkeep.experiments.experiment import Experiment
 
 
@@ -34,12 +35,13 @@ def main() -> None:
     folder = args.run
     try:
         history = fk.load_run(folder)
-        method, model, data, clients, settings = Experiment.from_dict(history.about).parts()
+        federation = Experiment.from_dict(history.about).parts()
+        method, data, clients, settings = federation.method, federation.data, federation.clients, federation.settings
         if not isinstance(method, fk.methods.FedKA):
             parser.error(f"{folder} is a run of {method.name}, not of fedka")
         if history.saved is None:
             parser.error(f"{folder} has no checkpoint")
-        simulation = fk.Simulation(method, model, data, clients, replace(settings, device="cpu", engine="loop"))
+        simulation = make_simulation(replace(federation, settings=replace(settings, device="cpu", engine="loop")))
     except fk.errors.FedkeepError as error:
         parser.error(str(error))
     logits, derivatives = _logits(simulation, history.params)

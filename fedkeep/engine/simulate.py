@@ -1,4 +1,4 @@
-"""Running a federation from Python: to its end, or on from where it was interrupted."""
+"""Starting, continuing and restoring the simulation of a federation."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkeep import losses
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import require_choice
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine import distributed, provenance
+from fedkeep.engine.federation import Federation
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.simulation import Callback, Simulation
-from fedkeep.errors import FedkeepError, RunError
+from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import read_experiment
-
-Parts = tuple[FedAvg, nn.Module, Dataset, Partition | Iterable[Any], Settings]  # what a run is started from
 
 
 def simulate(
@@ -40,25 +39,31 @@ def simulate(
     checkpoint_every: int | None = None,
     **settings: Any,
 ) -> History:
-    """Run a federation to its end and return what it leaves behind.
+    """Run a federation to its last round and return its history.
 
-    `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`; `clients` a partition, or any
-    iterable of index arrays; `criterion` the loss, one value per example. The settings are those of `Settings`. A
-    callback is called after every round with the simulation and the round's record. With `run_dir` everything is
-    written there, and `fedkeep.resume` goes on with a run that was interrupted: from a checkpoint after every so many
-    rounds, or, if nothing is said, from as many as take about a twentieth of the time.
+    `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`. `clients` is a partition, or any
+    iterable of index arrays. `criterion` is the loss, one value per example. The settings are those of `Settings`. A
+    callback is called after every round with the simulation and the round's record.
+
+    With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
+    saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
     """
-    unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
-    if unknown:
-        raise FedkeepError(f"unknown setting {unknown[0]!r}: {did_you_mean(unknown[0], Settings.__dataclass_fields__)}")
+    for name in settings:
+        require_choice(name, name, Settings.__dataclass_fields__, what="setting")
     simulation = Simulation(method, model, data, clients, Settings(**settings), callbacks, criterion)
     if run_dir is None:
         return simulation.run()
     return start(simulation, Path(run_dir), {"checkpoint_every": checkpoint_every})
 
 
+def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) -> Simulation:
+    """Return the simulation of a federation, before its first round."""
+    f = federation
+    return Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion)
+
+
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
-    """Run a simulation in a new folder, whose experiment file says `about` it and all else that can be said."""
+    """Run a simulation in a new folder; `about` takes precedence in its experiment file."""
     s = simulation
     made_by = provenance.made_by(s.engine.name, s.task, s.threads)
     whole = {
@@ -66,52 +71,47 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
         **about,
         "made_by": {**made_by, "ranks": s.ranks.size, **_fingerprints(s)},
     }
-    return _in_folder(simulation, lambda: RunFolder.create(path, whole))
+    return _run_in_folder(simulation, lambda: RunFolder.create(path, whole))
 
 
-def continue_run(
-    path: Path,
-    given: Parts,
-    callbacks: Iterable[Callback] = (),
-    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
-) -> History:
-    """Go on with the run in a folder, given the same method, model, data, clients and settings as at its start.
+def continue_run(path: Path, federation: Federation, callbacks: Iterable[Callback] = ()) -> History:
+    """Continue the run in a folder, given the same federation as at its start.
 
-    The engine and the number of threads are those of the start, so that the outcome is the same to the last bit. With
-    another number of processes it is the same to rounding.
+    The engine and the number of threads are those of the start, so that the result is bit for bit the same. With
+    another number of processes it is the same up to rounding.
     """
     made_by = distributed.current_ranks().on_rank0(lambda: read_experiment(path))["made_by"]
-    simulation = restore_simulation(path, made_by, given, callbacks, criterion)
-    return _in_folder(simulation, lambda: RunFolder.open(path))
+    simulation = restore_simulation(path, made_by, federation, callbacks)
+    return _run_in_folder(simulation, lambda: RunFolder.open(path))
 
 
 def restore_simulation(
-    path: Path,
-    made_by: Mapping[str, Any],
-    given: Parts,
-    callbacks: Iterable[Callback] = (),
-    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    path: Path, made_by: Mapping[str, Any], federation: Federation, callbacks: Iterable[Callback] = ()
 ) -> Simulation:
-    """Make a run's simulation anew, as it was at its start; parts that are not those of `made_by` are refused."""
-    method, model, data, clients, settings = given
-    settings = replace(settings, engine=made_by["engine"])
-    simulation = Simulation(method, model, data, clients, settings, callbacks, criterion)
-    for what, found in _fingerprints(simulation).items():
-        if found != made_by[what]:
-            raise RunError(f"{path} was started with another {what} than the one given now")
+    """Return a run's simulation as it was at its start; raise if data, split, model or criterion are not the run's."""
+    settings = replace(federation.settings, engine=made_by["engine"])
+    simulation = make_simulation(replace(federation, settings=settings), callbacks)
+    for key, value in _fingerprints(simulation).items():
+        if value != made_by[key]:
+            raise RunError(f"{path} was started with a different {key}", key=key, value=value, valid=[made_by[key]])
     if simulation.ranks.size == made_by.get("ranks", 1):
         simulation.threads = made_by["threads"]
     return simulation
 
 
-def _in_folder(simulation: Simulation, make: Callable[[], RunFolder]) -> History:
-    """Run in a folder, which rank 0 alone makes and keeps."""
+def _run_in_folder(simulation: Simulation, open_folder: Callable[[], RunFolder]) -> History:
+    """Run in a folder, which only rank 0 opens and writes."""
     with ExitStack() as stack:
-        simulation.ranks.on_rank0(lambda: simulation.attach(stack.enter_context(make())) and None)
+
+        def attach() -> None:
+            simulation.attach(stack.enter_context(open_folder()))
+
+        simulation.ranks.on_rank0(attach)
         return simulation.run()
 
 
 def _fingerprints(simulation: Simulation) -> dict[str, str]:
+    """Return hashes of what an experiment file does not hold, and the criterion's name."""
     data, clients, public = simulation.data, simulation.clients, simulation.data.public
     held = (public.x, public.y, public.x_val, public.y_val) if public else ()
     arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *held)
@@ -124,7 +124,7 @@ def _fingerprints(simulation: Simulation) -> dict[str, str]:
 
 
 def _with_settings(function: Callable[..., History]) -> inspect.Signature:
-    """Write out `**settings`, so that help() shows every one with its default."""
+    """Return a signature that lists every setting instead of `**settings`, for help()."""
     own = inspect.signature(function)
     stated = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     added = [

@@ -35,12 +35,12 @@ from fedkeep._util.validate import first_error
 from fedkeep.data import Dataset, Partition, load, partition
 from fedkeep.data.sources.common import Options
 from fedkeep.engine import distributed
+from fedkeep.engine.federation import Federation
 from fedkeep.engine.settings import Settings
-from fedkeep.engine.simulate import continue_run, start
-from fedkeep.engine.simulation import Callback, Simulation
+from fedkeep.engine.simulate import continue_run, make_simulation, start
+from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
-from fedkeep.method import FedAvg
 from fedkeep.runs.files import EXPERIMENT, FORMAT
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run, read_experiment, saved_round
@@ -158,18 +158,18 @@ class Experiment(BaseModel):
         split = partition.by_id(data.ids) if kind == "by_id" else SPLITS[kind](data.y_train, **plain["split"])
         return data, split.hold_out(held, plain["split"].get("seed", self.seed)) if held else split
 
-    def parts(self) -> tuple[FedAvg, nn.Module, Dataset, Partition, Settings]:
-        """Make the method, the model, the data, the split and the settings."""
+    def parts(self) -> Federation:
+        """Build the method, the model, the data, the split and the settings."""
         data, clients = self.data_and_clients()
         options = dict(self.model)
         model = models.build(options.pop("name"), data.input_shape, data.n_classes, self.seed, **options)
-        return methods.make(self.method), model, data, clients, self.train
+        return Federation(methods.make(self.method), model, data, clients, self.train)
 
     def run(self, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
         """Run into a folder; a run of the same experiment that is there already is gone on with, or just read."""
         path = Path(path)
         if distributed.current_ranks().on_rank0(lambda: self._is_new(path)):
-            return start(Simulation(*self.parts(), callbacks), path, self.to_dict())
+            return start(make_simulation(self.parts(), callbacks), path, self.to_dict())
         return self.resume(path, callbacks)
 
     def found(self, path: Path) -> History | None:
@@ -200,8 +200,8 @@ class Experiment(BaseModel):
 
     def _module(self, params: Tree) -> nn.Module:
         """Make the model with these weights; the data is loaded only when somebody asks for one."""
-        _, model, data, clients, _ = self.parts()
-        return Task(model, data.n_classes, len(clients)).module(params)
+        federation = self.parts()
+        return Task(federation.model, federation.data.n_classes, len(federation.clients)).module(params)
 
 
 def read(path: Path) -> dict[str, Any]:

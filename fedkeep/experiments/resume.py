@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from fedkeep import losses, methods
 from fedkeep.data import Dataset, Partition
+from fedkeep.engine.federation import Federation
 from fedkeep.engine.settings import Settings
-from fedkeep.engine.simulate import Parts, continue_run
+from fedkeep.engine.simulate import continue_run
 from fedkeep.engine.simulation import Callback
-from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.errors import ConfigError, DataError, FedkeepError, RunError
 from fedkeep.method import FedAvg
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import read_experiment
@@ -35,19 +36,20 @@ def resume(
     and clients again (and the method and the criterion, if they are your own): a file cannot hold them.
     """
     path = Path(run_dir)
-    given = parts_from_arguments(read_experiment(path), method, model, data, clients)
+    given = federation_from_arguments(read_experiment(path), method, model, data, clients, criterion)
     if given is None:
         return resume_from_file(path, callbacks)
-    return continue_run(path, given, callbacks, criterion)
+    return continue_run(path, given, callbacks)
 
 
-def parts_from_arguments(
+def federation_from_arguments(
     about: Mapping[str, Any],
     method: FedAvg | None,
     model: nn.Module | None,
     data: Dataset | None,
     clients: Partition | Iterable[Any] | None,
-) -> Parts | None:
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+) -> Federation | None:
     """Put together what a run was started from, of its file and of what a file cannot hold.
 
     None where nothing was given: then the file has to say it all.
@@ -56,8 +58,11 @@ def parts_from_arguments(
         return None
     if model is None or data is None or clients is None:
         raise RunError("give all three of model, data and clients, or none of them")
+    if not isinstance(data, Dataset):
+        raise DataError("data must come from fedkeep.data.load or from_arrays", key="data", value=data)
+    clients = Partition.of(clients, len(data.y_train))
     settings = Settings.of({**about["train"], "seed": about["seed"]})
-    return method or methods.make(about["method"]), model, data, clients, settings
+    return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion)
 
 
 def resume_from_file(path: Path, callbacks: Iterable[Callback] = ()) -> History:

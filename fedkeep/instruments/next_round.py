@@ -22,10 +22,11 @@ from fedkeep.data.augment import InputPipeline
 from fedkeep.engine import device, server_hooks
 from fedkeep.engine.divergence import check_finite
 from fedkeep.engine.evaluate import evaluate
-from fedkeep.engine.simulate import Parts, restore_simulation
+from fedkeep.engine.federation import Federation
+from fedkeep.engine.simulate import restore_simulation
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import ConfigError, FedkeepError, RunError
-from fedkeep.experiments.resume import parts_from_arguments
+from fedkeep.experiments.resume import federation_from_arguments
 from fedkeep.method import FedAvg
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.files import CHECKPOINT, CLIENTS, read_tree
@@ -123,12 +124,12 @@ def open_run(
     """
     path = Path(run_dir)
     about = read_experiment(path)
-    given = parts_from_arguments(about, method, model, data, clients) or _from_file(path, about)
-    simulation = restore_simulation(path, about["made_by"], given, criterion=criterion)
+    given = federation_from_arguments(about, method, model, data, clients, criterion) or _from_file(path, about)
+    simulation = restore_simulation(path, about["made_by"], given)
     return _at_checkpoint(simulation, path)
 
 
-def _from_file(path: Path, about: dict[str, Any]) -> Parts:
+def _from_file(path: Path, about: dict[str, Any]) -> Federation:
     from fedkeep.experiments.experiment import Experiment
 
     try:

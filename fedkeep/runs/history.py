@@ -14,7 +14,6 @@ from fedkeep import forgetting
 from fedkeep.errors import FedkeepError
 from fedkeep.tree import Tree
 
-
 Record = dict[str, Any]
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeep import forgetting as fg
-from fedkeep.errors import FedkeepError
 from fedkeep._util.optional import require_extra
+from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import Record
-
 
 if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation

@@ -543,10 +543,11 @@ def test_augmentation_needs_images() -> None:
 
 def test_digits_fedntd_forgets_less_and_ends_higher_than_fedavg() -> None:
     """The claim the demonstration rests on, over its three seeds."""
+    from fedkeep.engine.simulate import make_simulation
     from fedkeep.experiments import demo
 
     rows = {
-        name: [fk.Simulation(*demo.experiment(name, seed).parts()).run().summary() for seed in range(3)]
+        name: [make_simulation(demo.experiment(name, seed).parts()).run().summary() for seed in range(3)]
         for name in ("fedavg", "fedntd")
     }
     mean = {name: {key: np.mean([r[key] for r in rs]) for key in rs[0]} for name, rs in rows.items()}

@@ -1,0 +1,26 @@
+"""Federation: everything a run is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedkeep import losses
+from fedkeep.data.dataset import Dataset
+from fedkeep.data.partition import Partition
+from fedkeep.engine.settings import Settings
+from fedkeep.method import FedAvg
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything a run is built from."""
+
+    method: FedAvg
+    model: nn.Module
+    data: Dataset
+    clients: Partition
+    settings: Settings
+    criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy
