@@ -69,7 +69,7 @@ def _trained(simulation: fk.Simulation, method: fk.methods.FedKA, history: fk.Hi
     model, settings = simulation.task.module(history.params), simulation.settings
     again = fk.Simulation(method, model, simulation.data, simulation.clients, settings)
     shared = method.broadcast(again.server)
-    job = again._job(client, history.saved + 1, shared)
+    job = again.job(client, history.saved + 1)
     return again.engine.train(shared, [job], settings.lr_in(history.saved + 1)).losses[:, 0]
 
 

@@ -1,38 +1,27 @@
-"""The contract. A method is written once, as pure functions on trees, and runs in every runtime.
+"""The contract of a method: written once, as pure functions on trees, and run by every runtime.
 
-The base class *is* FedAvg; a method overrides only what its paper changes. No method knows which runtime calls it,
-and no runtime knows a method's name.
+The base class *is* FedAvg. A method overrides the hooks that its paper changes. No method knows which runtime calls it,
+and no runtime knows a method's name. docs/contract.md shows what a runtime does with the hooks.
 
-What the hooks are given:
-
-- `task`: the model as functions, the loss, the numbers of classes and clients, the server's public set, and for a
-  server that trains: the clients' optimiser and the learning rate of a round, `task.lr(round)`.
-- `server`: what the server keeps between rounds; `shared`: what it sends to every client of a round.
-- `client`: what one client keeps between its visits; `local`: what `prepare` made of it for this round.
-- `facts`: what the runtime knows of a client this round, as tensors in the weights' dtype: `n` examples, `steps`,
-  `effective_steps` (see `optim`), `label_counts` [C], `lr`.
-- `batch`: `x`, `y`, `mask` (False: padding), `note` (from `annotate`), `drawn` (the examples `draw` named); in
-  `measure` also `place`, counting the client's examples in a random order, so that a method can stop at some number.
-- `cohort`: the ids, the round (from 1) and a seed, nothing else. Whatever else the server uses of a client, its
-  weight n too, is in that client's upload. So what a method discloses is read off its trees, not claimed.
-
-Client hooks are pure and of fixed shape: no `.item()`, no boolean indexing, no sizes that depend on data. Server
-hooks are ordinary Python.
+Server hooks are ordinary Python. Client hooks are pure and of fixed shape: no `.item()`, no boolean indexing, no sizes
+that depend on data. Their first argument is the `Visit`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import logging
-import math
-import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, cast
 
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import require_number, require_whole
 from fedkeep.errors import MethodError
 from fedkeep.losses import masked_mean
 from fedkeep.task import Task
@@ -40,27 +29,143 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-HOOKS = (
-    "init_server", "broadcast", "aggregate", "init_client", "start", "prepare", "annotate", "draw", "loss", "correct",
-    "measure", "finish", "personal",
-)  # fmt: skip
+# The roles that trees play; all of them are nested dicts of tensors.
+Params = Tree  # weights, by name
+Grads = Tree  # one gradient for each weight
+ServerTree = Tree  # what the server keeps between rounds
+Shared = Tree  # what the server sends to every client of a round
+ClientState = Tree  # what one client keeps between its visits
+Local = Tree  # what `prepare` returns for this visit
+Note = Tree  # what `annotate` returns: one entry per example
+Upload = Tree  # what a client sends
+
+
+class Facts(TypedDict):
+    """What the runtime knows of a client in this round, in the weights' dtype (float32 if that is half precision)."""
+
+    n: Tensor  # examples
+    steps: Tensor  # local steps
+    effective_steps: Tensor  # see fedkeep.optim
+    label_counts: Tensor  # [C]
+    lr: Tensor
+
+
+class Batch(TypedDict, total=False):
+    """The examples of one step, padded to a fixed size."""
+
+    x: Any
+    y: Tensor
+    mask: Tensor  # False for padding
+    note: Note  # of these examples, from `annotate`
+    selected: Tree  # the examples that `select_examples` chose: x, y, weight, note
+    position: Tensor  # in `measure` only: the example's position in a random permutation of the client's examples
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of a round, in the order of the uploads' leading axis."""
+    """The clients of a round, in the order of the uploads' leading axis.
+
+    Whatever else the server uses of a client, its number of examples too, is in that client's upload. So a method's
+    uploads show everything that it discloses.
+    """
 
     ids: tuple[int, ...]
-    round: int
-    seed: int
+    round: int  # from 1
+    seed: int  # for the server's own random numbers
+
+
+# The arguments of each hook after `self`.
+HOOKS: dict[str, tuple[str, ...]] = {
+    "init_server": ("task", "params"),
+    "broadcast": ("server",),
+    "aggregate": ("task", "server", "uploads", "cohort"),
+    "init_client": ("task", "params"),
+    "prepare": ("visit",),
+    "start": ("visit",),
+    "annotate": ("visit", "x", "y"),
+    "select_examples": ("visit", "y", "valid", "noise", "note"),
+    "loss": ("visit", "params", "batch"),
+    "gradient_point": ("visit", "params", "grads"),
+    "combine_gradients": ("visit", "params", "grads"),
+    "correct": ("visit", "params", "grads"),
+    "measure": ("visit", "params", "batch"),
+    "finish": ("visit", "params", "measured"),
+    "personal_params": ("visit",),
+}
+_RENAMED = {"draw": "select_examples", "personal": "personal_params"}
+_RESERVED = ("broadcast_to", "update_client_record")  # see "Reserved names" in docs/contract.md
+
+# What a client hook may read of its visit, besides `task` and `shared`. A hook that is not listed computes a step.
+_READABLE = {
+    "prepare": ("client", "facts"),
+    "start": ("client", "facts"),
+    "annotate": ("local",),
+    "finish": ("client", "facts", "local"),
+    "personal_params": ("client",),
+}
+_READABLE_IN_A_STEP = ("facts", "local")
+
+
+class Visit:
+    """One client's visit, as a client hook sees it.
+
+    - `task`: the model as functions, the loss, the numbers of classes and clients.
+    - `shared`: what the server sent.
+    - `client`: what the client kept from its last visit.
+    - `facts`: what the runtime knows of the client: n, steps, effective_steps, label_counts, lr.
+    - `local`: what `prepare` returned for this visit.
+
+    Not every hook may read all of it. Reading a part that a hook may not see raises a `MethodError`.
+    """
+
+    __slots__ = ("_parts", "hook", "shared", "task")
+
+    def __init__(
+        self,
+        hook: str,
+        task: Task,
+        shared: Shared,
+        client: ClientState | None = None,
+        facts: Tree | None = None,
+        local: Local | None = None,
+    ) -> None:
+        self.hook, self.task, self.shared = hook, task, shared
+        self._parts = {"client": client, "facts": facts, "local": local}
+
+    @property
+    def client(self) -> ClientState:
+        """What the client kept from its last visit."""
+        return self._readable("client")
+
+    @property
+    def facts(self) -> Facts:
+        """What the runtime knows of the client."""
+        return cast(Facts, self._readable("facts"))
+
+    @property
+    def local(self) -> Local:
+        """What `prepare` returned."""
+        return self._readable("local")
+
+    def _readable(self, part: str) -> Tree:
+        readable, value = _READABLE.get(self.hook, _READABLE_IN_A_STEP), self._parts[part]
+        if part not in readable or value is None:
+            names = ", ".join(f"visit.{name}" for name in ("task", "shared", *readable))
+            raise MethodError(
+                f"{self.hook} cannot read visit.{part}, only {names}; return what it needs from prepare",
+                key=f"visit.{part}",
+                value=self.hook,
+                valid=("task", "shared", *readable),
+            )
+        return value
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """What is known of a hyperparameter beside its default; the contract suite uses the last three.
+    """Everything declared about a hyperparameter, next to its default.
 
-    At `neutral` the method equals FedAvg. At `other` the weights must come out differently than at the default,
-    the method's other fields being as in `within`.
+    The last three are for the contract checks. At `fedavg_at` the method equals FedAvg. At `test_value`, with the other
+    fields as in `test_with`, the trained weights must differ from those at the default.
     """
 
     help: str
@@ -69,136 +174,133 @@ class Hyper:
     high: float | None = None
     choices: tuple[Any, ...] | None = None
     whole: bool = False
-    neutral: Any = None
-    other: Any = None
-    within: dict[str, Any] = field(default_factory=dict)
+    warning: str = ""  # practical advice, shown by `fedkeep methods NAME`
+    fedavg_at: Any = None
+    test_value: Any = None
+    test_with: dict[str, Any] = field(default_factory=dict)
 
     def check(self, method: str, name: str, value: Any) -> None:
         """Raise unless the value is one of the choices, or a number within the bounds."""
+        key, label = f"method.{name}", f"{method}: {name}"
         if self.choices is not None:
             if not any(value is c or (type(value) is type(c) and value == c) for c in self.choices):
                 listing = ", ".join(repr(c) for c in self.choices)
-                raise MethodError(f"{method}: {name} must be one of {listing}, not {value!r}")
-            return
-        kind = numbers.Integral if self.whole else numbers.Real
-        number: Any = math.nan if isinstance(value, bool) or not isinstance(value, kind) else value
-        bounds = [
-            f"of at least {self.low:g}" if self.low is not None else "",
-            f"above {self.above:g}" if self.above is not None else "",
-            f"of at most {self.high:g}" if self.high is not None else "",
-        ]
-        ok = (
-            math.isfinite(number)
-            and (self.low is None or number >= self.low)
-            and (self.above is None or number > self.above)
-            and (self.high is None or number <= self.high)
-        )
-        if not ok:
-            wanted = " ".join(["a whole number" if self.whole else "a number", *filter(None, bounds)])
-            raise MethodError(f"{method}: {name} must be {wanted}, not {value!r}")
+                raise MethodError(
+                    f"{label} must be one of {listing}, not {value!r}", key=key, value=value, valid=self.choices
+                )
+        elif self.whole:
+            low, high = (None if bound is None else int(bound) for bound in (self.low, self.high))
+            require_whole(key, value, low, high, error=MethodError, label=label)
+        else:
+            require_number(key, value, self.low, self.above, self.high, error=MethodError, label=label)
 
 
-def hyper(default: Any, help: str, **known: Any) -> Any:
-    """Declare a hyperparameter: a dataclass field that says what it means and how it is tested."""
-    return field(default=default, metadata={"hyper": Hyper(help, **known)})
+def hyper(default: Any, help: str, **declared: Any) -> Any:
+    """Declare a hyperparameter: a dataclass field with its meaning, its bounds and how it is tested (see `Hyper`)."""
+    return field(default=default, metadata={"hyper": Hyper(help, **declared)})
 
 
 @dataclass(frozen=True)
 class FedAvg:
-    """FedAvg: average the clients' weights by their numbers of examples.
+    """FedAvg: average the clients' weights, weighted by their numbers of examples.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
     """
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
-        for known in vars(cls):
-            close = difflib.get_close_matches(known, HOOKS, n=1, cutoff=0.8)
-            if close and close[0] != known:
-                log.warning(
-                    "%s.%s is not a hook and will not be called; did you mean %s?", cls.__name__, known, close[0]
-                )
+        _check_hooks(cls)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             if "hyper" in f.metadata:
                 f.metadata["hyper"].check(self.name, f.name, getattr(self, f.name))
 
-    # The server
+    # Server hooks
 
-    def init_server(self, task: Task, params: Tree) -> Tree:
-        """Make what the server keeps: always "params", and whatever else. Refuse here what is missing."""
+    def init_server(self, task: Task, params: Params) -> ServerTree:
+        """Return the server's first tree: always "params", and whatever else. Raise here if something is missing."""
         return {"params": params}
 
-    def broadcast(self, server: Tree) -> Tree:
-        """Choose what goes to every client: always "params"."""
+    def broadcast(self, server: ServerTree) -> Shared:
+        """Return what goes to every client: always "params"."""
         return {"params": server["params"]}
 
-    def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-        """Make the next server tree of the uploads, which are stacked on a leading client axis."""
+    def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
+        """Return the server's next tree. The uploads are stacked on a leading client axis."""
         return {**server, "params": tree.mean(uploads["params"], uploads["n"])}
 
-    # The client
+    # Client hooks
 
-    def init_client(self, task: Task, params: Tree) -> Tree:
-        """Make a client's state at its first visit, when the global weights are `params`."""
+    def init_client(self, task: Task, params: Params) -> ClientState:
+        """Return a client's state at its first visit, when the global weights are `params`."""
         return {}
 
-    def start(self, shared: Tree, client: Tree) -> Tree:
-        """Choose the weights at which local training starts."""
-        return shared["params"]  # type: ignore[no-any-return]
-
-    def prepare(self, task: Task, shared: Tree, client: Tree, facts: Tree) -> Tree:
-        """Make what the hooks below need this round: `local`."""
+    def prepare(self, visit: Visit) -> Local:
+        """Return what the hooks below need in this visit; they find it in `visit.local`."""
         return {}
 
-    def annotate(self, task: Task, shared: Tree, local: Tree, x: Any, y: Tensor) -> Tree:
-        """Say something of each example that is constant within a round: a teacher's logits, features, a weight."""
+    def start(self, visit: Visit) -> Params:
+        """Return the weights at which local training starts."""
+        return visit.shared["params"]  # type: ignore[no-any-return]
+
+    def annotate(self, visit: Visit, x: Any, y: Tensor) -> Note:
+        """Return what is constant for each example in this visit: a teacher's logits, features, a weight."""
         return {}
 
-    def draw(
-        self, task: Task, shared: Tree, facts: Tree, y: Tensor, valid: Tensor, noise: Tensor, note: Tree
+    def select_examples(
+        self, visit: Visit, y: Tensor, valid: Tensor, noise: Tensor, note: Note
     ) -> tuple[Tensor, Tensor] | None:
-        """Name some of the client's own examples for the round: (index [D], weight [D]).
+        """Select some of the client's own examples for the whole visit: (index [D], weight [D]).
 
-        `noise` is a uniform number per example, `valid` is False in padding. The loss then finds them, with their
-        weight and note and never augmented, in `batch["drawn"]`.
+        `noise` is a uniform random number per example, `valid` is False for padding. The loss finds the selected
+        examples in `batch["selected"]`, never augmented, with their weight and note.
         """
         return None
 
-    def loss(self, task: Task, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tensor:
+    def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return the scalar that a local step descends."""
-        z = task.apply(params, batch["x"], train=True)
-        return masked_mean(task.criterion(z, batch["y"]), batch["mask"])
+        z = visit.task.apply(params, batch["x"], train=True)
+        return masked_mean(visit.task.criterion(z, batch["y"]), batch["mask"])
 
-    def correct(self, grads: Tree, params: Tree, shared: Tree, local: Tree) -> Tree:
-        """Change the gradient, before clipping and momentum."""
+    def gradient_point(self, visit: Visit, params: Params, grads: Mapping[str, Grads]) -> Params:
+        """Return the weights at which the next pass computes its gradient, given the gradients of the passes so far.
+
+        Only called for methods with several `passes`, before each pass but the first.
+        """
+        return params
+
+    def combine_gradients(self, visit: Visit, params: Params, grads: Mapping[str, Grads]) -> Grads:
+        """Return one gradient, given those of all `passes`. Only called for methods with several."""
+        return grads["loss"]
+
+    def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
+        """Return the gradient that the optimiser gets, before clipping and momentum."""
         return grads
 
-    def measure(self, task: Task, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tree:
-        """Sum something over a batch, after training; the sums over one pass reach `finish`."""
+    def measure(self, visit: Visit, params: Params, batch: Batch) -> Tree:
+        """Return sums over a batch, after training; the sums over one pass through the data reach `finish`."""
         return {}
 
-    def finish(
-        self, shared: Tree, params: Tree, local: Tree, client: Tree, facts: Tree, measured: Tree
-    ) -> tuple[Tree, Tree]:
+    def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Return (upload, the client's next state)."""
-        return {"params": params, "n": facts["n"]}, client
+        return {"params": params, "n": visit.facts["n"]}, visit.client
 
-    def personal(self, shared: Tree, client: Tree) -> Tree:
-        """Choose the weights this client would use for itself."""
-        return shared["params"]  # type: ignore[no-any-return]
+    def personal_params(self, visit: Visit) -> Params:
+        """Return the weights that this client would use for itself."""
+        return visit.shared["params"]  # type: ignore[no-any-return]
 
     # What the runtimes ask
 
     @classmethod
     def uses(cls, hook: str) -> bool:
-        """Say whether this method overrides a hook; engines skip the passes that nobody asked for."""
+        """Return whether this method overrides a hook; engines skip computations that no hook needs."""
         return getattr(cls, hook) is not getattr(FedAvg, hook)
 
     @classmethod
@@ -211,6 +313,50 @@ class FedAvg:
         """Return the hyperparameters' defaults by name."""
         return {f.name: f.default for f in dataclasses.fields(cls) if "hyper" in f.metadata}
 
-    def described(self) -> dict[str, Any]:
-        """Return the method's name and the values of its hyperparameters, as plain data."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the method's name and the values of its hyperparameters."""
         return {"name": self.name, **{name: getattr(self, name) for name in self.hyperparameters()}}
+
+
+def _check_hooks(cls: type[FedAvg]) -> None:
+    """Raise if a hook has the wrong arguments or name; warn about a method whose name is nearly a hook's."""
+    for name, value in vars(cls).items():
+        if name in _RENAMED:
+            raise MethodError(f"{cls.__name__}.{name}: this hook is called {_RENAMED[name]}", key=name)
+        if name in _RESERVED:
+            raise MethodError(f"{cls.__name__}.{name}: this name is reserved for a future hook", key=name)
+        if name in HOOKS:
+            _require_arguments(cls, name, value, HOOKS[name])
+        else:
+            close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
+            if close and name not in cls.passes:
+                log.warning("%s.%s is not a hook and is not called; did you mean %s?", cls.__name__, name, close[0])
+    _check_passes(cls)
+
+
+def _check_passes(cls: type[FedAvg]) -> None:
+    if "loss" not in cls.passes or len(set(cls.passes)) != len(cls.passes):
+        raise MethodError(f"{cls.__name__}.passes must name different hooks, `loss` among them", key="passes")
+    for name in cls.passes:
+        if not callable(getattr(cls, name, None)):
+            raise MethodError(
+                f"{cls.__name__}.passes names {name!r}, which is not a method: {did_you_mean(name, vars(cls))}",
+                key="passes",
+                value=name,
+            )
+        _require_arguments(cls, name, getattr(cls, name), HOOKS["loss"])
+    if len(cls.passes) > 1 and not (cls.uses("gradient_point") or cls.uses("combine_gradients")):
+        raise MethodError(
+            f"{cls.__name__} has several passes, but uses the gradient of `loss` alone: "
+            "override gradient_point or combine_gradients",
+            key="passes",
+        )
+
+
+def _require_arguments(cls: type[FedAvg], name: str, hook: Any, arguments: tuple[str, ...]) -> None:
+    try:
+        inspect.signature(hook).bind(None, *arguments)
+    except TypeError:
+        raise MethodError(
+            f"{cls.__name__}.{name} must take the arguments (self, {', '.join(arguments)})", key=name, valid=arguments
+        ) from None

@@ -1,12 +1,11 @@
-"""Client optimisers as pure functions: `init` makes the state, `update` returns new weights and new state.
+"""Client optimisers as pure functions: `init` returns the state, `update` the new weights and the new state.
 
-They compute what `torch.optim` computes; state starts fresh at every visit of a client. `update` is the formula, for
-one client; `update_` is torch's own fused kernel for it, where the engine owns the memory.
+They compute what `torch.optim` computes. The state starts fresh at every visit of a client. `update` is the formula,
+for one client; `update_` is torch's fused kernel for it, in place, for one client or a stack.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,29 +14,28 @@ from torch import Tensor
 
 from fedkeep import tree
 from fedkeep._util.private_apis import fused_adam, fused_sgd
-from fedkeep._util.text import did_you_mean
-from fedkeep.errors import FedkeepError
+from fedkeep._util.validate import require_choice, require_number
 from fedkeep.tree import Tree
 
 
 class Optimizer(Protocol):
-    """What an engine asks of an optimiser."""
+    """What an engine needs of an optimiser."""
 
     def init(self, params: Tree) -> Tree:
-        """Make the state of a fresh start."""
+        """Return the state at the start of a visit."""
 
     def update(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
         """Return (new params, new state)."""
 
     def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
-        """Do the same in place and in one pass over memory, for float32; a leading client axis may be there."""
+        """Do the same in place and in one pass over memory, for float32, with or without a leading client axis."""
 
     @property
     def fused(self) -> bool:
         """Whether this torch has the kernel that `update_` needs."""
 
     def effective_steps(self, steps: int) -> float:
-        """Say how many times the learning rate a constant gradient would have been applied after `steps`."""
+        """Return how many times lr a constant gradient would have been applied after `steps`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class SGD:
     weight_decay: float = 0.0
 
     def init(self, params: Tree) -> Tree:
-        """Make a zero momentum buffer, or nothing without momentum."""
+        """Return a zero momentum buffer, or nothing without momentum."""
         return {"buffer": tree.zeros_like(params)} if self.momentum else {}
 
     def update(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
@@ -102,7 +100,7 @@ class Adam:
     weight_decay: float = 0.0
 
     def init(self, params: Tree) -> Tree:
-        """Make zero moments and a step counter, in float32 where the weights are less precise."""
+        """Return zero moments and a step counter, in float32 if the weights are less precise."""
         zeros = tree.map(lambda w: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)), params)
         some: Tensor = tree.leaves(zeros)[0]
         return {"m": zeros, "v": tree.zeros_like(zeros), "t": some.new_zeros(())}
@@ -153,20 +151,14 @@ class Adam:
 
 
 def _laid_out(grads: Tree, params: Tree) -> list[Tensor]:
-    """List the gradients, each with the memory layout of its weight: the fused kernels walk both in step."""
+    """Return the gradients, each with the memory layout of its weight: the fused kernels need the same."""
     pairs = zip(tree.leaves(grads), tree.leaves(params), strict=True)
     return [g if g.stride() == w.stride() else torch.empty_like(w).copy_(g) for g, w in pairs]
 
 
 def make(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
-    """Make the optimiser of this name; for Adam, momentum is beta1."""
-    for value, name_of in ((momentum, "momentum"), (weight_decay, "weight_decay")):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise FedkeepError(f"{name_of} must be a number of at least 0, not {value!r}")
-    if momentum >= 1:
-        raise FedkeepError(f"momentum must lie in [0, 1), not {momentum}")
-    if name == "sgd":
-        return SGD(momentum, weight_decay)
-    if name == "adam":
-        return Adam(beta1=momentum, weight_decay=weight_decay)
-    raise FedkeepError(f"unknown optimizer {name!r}: {did_you_mean(name, ['sgd', 'adam'])}")
+    """Return the optimiser of this name; for Adam, momentum is beta1."""
+    require_number("momentum", momentum, low=0, below=1)
+    require_number("weight_decay", weight_decay, low=0)
+    require_choice("optimizer", name, ("sgd", "adam"))
+    return SGD(momentum, weight_decay) if name == "sgd" else Adam(beta1=momentum, weight_decay=weight_decay)

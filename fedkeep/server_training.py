@@ -1,7 +1,7 @@
-"""Training and looking on the server's own examples: what the methods with a public set share.
+"""Training and evaluating on the public set: helpers for methods whose server trains.
 
-Deterministic in the seed, which is the cohort's: the order of the examples comes from it, and so does whatever a
-module draws itself (dropout). Torch's own random state is left as it was.
+Everything depends on the cohort's seed alone: the order of the examples, and what a module draws itself (dropout).
+Torch's own random state stays unchanged.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from fedkeep.optim import Optimizer
 from fedkeep.task import Public, Task
 from fedkeep.tree import Tree
 
-MIN_DELTA = 1e-4  # a smaller gain than this is none: ties must not flip between runtimes
+MIN_DELTA = 1e-4  # a smaller improvement does not count: ties must not flip between runtimes
 
 
 def require_public(task: Task, method: str, validation: bool = False) -> Public:
-    """Return the server's public set, or refuse with the sentence that says how to give one."""
+    """Return the public set; raise if there is none, or no validation part where one is needed."""
     public = task.public
     if public is None:
         raise MethodError(
-            f"{method} needs examples of its own on the server: give the data a public part, "
-            "as in load(..., public=0.1), or data.public=0.1 in an experiment"
+            f"{method} needs a public set on the server: load(..., public=0.1), or data.public=0.1 in an experiment",
+            key="public",
         )
     if validation and not size(public.x_val):
         raise MethodError(
-            f"{method} stops training on the server by a validation part, and the public set's is empty: "
-            f"make it larger than {size(public.x)} examples, or hold more back: load(..., public=0.1, validation=0.25)"
+            f"{method} needs the validation part of the public set, which is empty: use more than {size(public.x)} "
+            "public examples or a larger share, as in load(..., public=0.1, validation=0.25)",
+            key="validation",
         )
     return public
 
 
 def size(x: Any) -> int:
-    """Count examples, whether x is a tensor or a dict of tensors."""
+    """Return the number of examples, in a tensor or a dict of tensors."""
     return len(tree.leaves(x)[0])
 
 
 def logits(task: Task, params: Tree, x: Any, chunk: int = 1024) -> Tensor:
-    """Return what a model says of all examples, [n, C], without gradient and in evaluation mode."""
+    """Return a model's logits of all examples, [n, C], without gradient and in evaluation mode."""
     with torch.no_grad():
         parts = range(0, max(size(x), 1), chunk)
         return torch.cat([task.apply(params, tree.take(x, slice(start, start + chunk))) for start in parts])
 
 
 def ensemble(task: Task, stacked: Tree, x: Any) -> Tensor:
-    """Return what each of the K stacked models says of all examples, [K, n, C]."""
+    """Return the logits of each of K stacked models, [K, n, C]."""
     K = len(tree.leaves(stacked)[0])
     return torch.stack([logits(task, tree.take(stacked, k), x) for k in range(K)])
 
@@ -66,14 +67,14 @@ def validation_loss(task: Task, params: Tree, public: Public) -> Tensor:
 
 
 def credibility(task: Task, params: Tree, public: Public) -> Tensor:
-    """Return A [C, C]: A[i, j] is the rate at which class i is predicted as j; 0 in the row of an absent class."""
+    """Return A [C, C]: A[i, j] is the rate at which class i is predicted as j; the row of an absent class is 0."""
     predicted, C = logits(task, params, public.x).argmax(-1), task.n_classes
     counts = torch.bincount(public.y * C + predicted, minlength=C * C).reshape(C, C).to(task.dtype)
     return counts / counts.sum(1, keepdim=True).clamp(min=1)
 
 
 def batches(seed: int, n: int, batch_size: int) -> Iterator[list[np.ndarray]]:
-    """Yield passes without end, each a list of batches over all n examples in a new order, the last one short.
+    """Yield epochs without end: lists of batches over all n examples in a new order, the last batch smaller.
 
     >>> [len(batch) for batch in next(batches(seed=0, n=5, batch_size=2))]
     [2, 2, 1]
@@ -98,14 +99,23 @@ def train(
     steps: int,
     patience: int,
 ) -> Tree:
-    """Train on n examples; after every pass look at `check`, a loss; stop without gain; return the best.
+    """Train on n examples with early stopping; return the weights of the best epoch.
 
-    `loss(params, at)` is the scalar of one batch, `at` its positions; `lr(step)` counts from 0. Training ends after
-    `steps` steps, or when `patience` steps brought no value of `check` lower than the best by MIN_DELTA. The weights
-    given are no candidate: what comes back was trained, unless steps = 0.
+    Args:
+        task: the task.
+        params: the weights to start from. They are no candidate: the result was trained, unless `steps` is 0.
+        loss: `loss(params, at)`, the scalar of the batch at the positions `at`.
+        check: a validation loss of the weights, computed after every epoch.
+        n: the number of examples.
+        seed: for the order of the examples, and for what a module draws.
+        optimizer: the optimiser; its state starts fresh.
+        lr: `lr(step)`, the learning rate of a step, counted from 0.
+        batch_size: examples in a batch.
+        steps: maximum number of steps.
+        patience: training stops after so many steps in which `check` did not improve by MIN_DELTA.
     """
     params, state, step = tree.detach(params), optimizer.init(params), 0
-    best, lowest, found = params, math.inf, 0
+    best, lowest, best_step = params, math.inf, 0
     with seeded(seed, task.device):
         for epoch in batches(seed, n, batch_size):
             for at in epoch[: steps - step]:
@@ -113,9 +123,9 @@ def train(
                 step += 1
             with torch.no_grad():
                 value = float(check(params)) if step else math.inf
-            if found == 0 or value < lowest - MIN_DELTA:
-                best, lowest, found = params, value, step
-            if step >= steps or step - found >= patience:
+            if best_step == 0 or value < lowest - MIN_DELTA:
+                best, lowest, best_step = params, value, step
+            if step >= steps or step - best_step >= patience:
                 return best
     raise AssertionError("batches never end")
 
@@ -130,9 +140,9 @@ def train_labelled(
     batch_size: int,
     patience: int,
 ) -> Tree:
-    """Train on the public set as a client would, and stop by the plain loss on its validation part.
+    """Train on the public set, with early stopping by the cross-entropy of its validation part.
 
-    The clients' optimiser (its momentum starts fresh) and this round's learning rate, without weight decay.
+    With the clients' optimiser (its momentum starts fresh) and this round's learning rate, without weight decay.
     """
     public = cast(Public, task.public)
     n = size(public.x)

@@ -1,4 +1,4 @@
-"""The task: what every method needs to know of the problem, and nothing of how it is run."""
+"""The task: the model as pure functions, the loss and the federation's numbers. Nothing about how it is run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedkeep.tree import Tree
 
 @dataclass(frozen=True)
 class Public:
-    """The server's own examples: a part to train on (or only to look at) and a part to validate with."""
+    """The public set, the server's own examples: a training part and a validation part."""
 
     x: Any
     y: Tensor
@@ -28,10 +28,10 @@ class Public:
 
 
 class Task:
-    """A model as pure functions of its weights, the loss, and the facts of the federation.
+    """A model as pure functions of its weights, the loss, and the numbers of the federation.
 
-    The user's module is copied, never changed. `init` holds what requires a gradient; frozen parameters and
-    buffers are constants.
+    The user's module is copied, never changed. `init` holds the parameters that require a gradient; frozen parameters
+    and buffers are constants.
     """
 
     def __init__(
@@ -51,19 +51,21 @@ class Task:
         check_model(model)
         self.n_classes, self.n_clients, self.public = n_classes, n_clients, public
         self.criterion = criterion
-        self.optimizer, self.lr = optimizer or SGD(), lr  # the clients', and their learning rate in a round
+        self.optimizer, self.lr = optimizer or SGD(), lr  # of the clients; lr(round) is the learning rate of a round
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
-        self._train = copy.deepcopy(self._eval).train()
-        self._evaluated, self._trained = _Lent(self._eval), _Lent(self._train)
+        self.train_module = copy.deepcopy(self._eval).train()
+        self._call_eval, self._call_train = _FunctionalModule(self._eval), _FunctionalModule(self.train_module)
         self.init: Tree = {name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad}
         if not self.init:
-            raise ModelError("the model has no parameter that requires a gradient: there is nothing to train")
+            raise ModelError(
+                "the model has no parameter that requires a gradient, so there is nothing to train", key="model"
+            )
         self.has_features = hasattr(model, "features") and hasattr(model, "head")
 
     @property
     def n_weights(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained weights."""
         return sum(w.numel() for w in tree.leaves(self.init))
 
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
@@ -75,8 +77,9 @@ class Task:
         """Return (features before the classifier, logits) in one pass."""
         if not self.has_features:
             raise ModelError(
-                f"{type(self._eval).__name__} has no features(x) and head(h): give the model these two methods, "
-                "with forward(x) = head(features(x)), to use a method that looks at features"
+                f"{type(self._eval).__name__} has no features(x) and head(h): add these two methods to the model, "
+                "with forward(x) = head(features(x)), to use a method that reads features",
+                key="model.features",
             )
 
         def both(module: Any) -> tuple[Tensor, Tensor]:
@@ -87,10 +90,14 @@ class Task:
         return features.to(self.dtype), logits.to(self.dtype)
 
     def module(self, params: Tree) -> nn.Module:
-        """Return a copy of the user's module that holds these weights, on the CPU, ready to predict."""
+        """Return a copy of the user's module with these weights, on the CPU, in evaluation mode."""
         missing = sorted(self.init.keys() - params.keys())
         if missing:
-            raise ModelError(f"the weights lack {', '.join(missing[:3])}: they are not those of this model")
+            raise ModelError(
+                f"the weights are not those of this model: {', '.join(missing[:3])} is missing",
+                key="params",
+                value=missing,
+            )
         model = copy.deepcopy(self._eval).cpu()
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -102,13 +109,14 @@ class Task:
         # no cache of cast weights: inside a CUDA graph it would outlive its memory
         wanted = self.autocast is not None
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
-            return (self._trained if train else self._evaluated)(params, use)
+            return (self._call_train if train else self._call_eval)(params, use)
 
 
-class _Lent:
-    """A module that is lent other weights for a call, in every place where it keeps its own.
+class _FunctionalModule:
+    """Calls a module with substituted parameters.
 
-    `torch.func.functional_call` does the same, but looks for the places at each call, and these calls are many.
+    A faster `torch.func.functional_call`: the parameters' locations are found once, not at each call, which saves about
+    95 microseconds a call. Uses `nn.Module._parameters`, a private attribute.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -133,50 +141,63 @@ class _Lent:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model whose training cannot be a pure function of its weights, and say why."""
+    """Raise if the model's training cannot be a pure function of its weights."""
     if not isinstance(model, nn.Module):
-        raise ModelError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+        raise ModelError(
+            f"the model must be a torch.nn.Module, not {type(model).__name__}", key="model", value=type(model).__name__
+        )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
             raise ModelError(
-                f"{name or 'the model'} is a {type(module).__name__}, which cannot be lent other weights: give the "
-                "module that it was made from"
+                f"{name or 'the model'} is a {type(module).__name__}, whose parameters cannot be replaced; pass the "
+                "original nn.Module instead",
+                key=name or "model",
+                value=type(module).__name__,
             )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ModelError(
                 f"{name or 'the model'} is {type(module).__name__}: its statistics mix the examples of a batch, "
-                "padding included, and its running averages differ between clients without being weights, so that "
-                "averaging clients gives a model nobody trained; use nn.GroupNorm in its place: "
-                "fedkeep.models.to_group_norm(model) returns a copy of the model with every BatchNorm replaced"
+                "padding included, and its running averages are not weights, so averaging clients gives a model that "
+                "nobody trained; use nn.GroupNorm instead: fedkeep.models.to_group_norm(model) returns a copy of the "
+                "model with every BatchNorm replaced",
+                key=name or "model",
+                value=type(module).__name__,
             )
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
-            raise ModelError(f"{name} is not initialised yet: run one batch through the lazy model first")
+            raise ModelError(f"{name} is not initialised yet: run one batch through the lazy model first", key=name)
 
 
 def check_forward(task: Task, x: Any) -> None:
-    """Run two examples through the model, and refuse what does not give logits or does not stay pure."""
-    before = {name: b.clone() for name, b in task._train.named_buffers()}
-    given = tree.map(torch.clone, x)
+    """Run two examples through the model; raise if it does not return logits, or changes its input or buffers."""
+    before = {name: b.clone() for name, b in task.train_module.named_buffers()}
+    original = tree.map(torch.clone, x)
     try:
         with torch.no_grad(), seeded(0, task.device):
             logits = task.apply(task.init, x, train=True)
     except Exception as error:
-        raise ModelError(f"the model cannot take the data (inputs {_shape(x)}): {error}") from error
+        raise ModelError(f"the model fails on the data (inputs {_shape(x)}): {error}", key="model") from error
     if not isinstance(logits, Tensor):
-        raise ModelError(f"the model gives a {type(logits).__name__}; it must give the logits alone, one tensor")
-    if any(not torch.equal(a, b) for a, b in zip(tree.leaves(given), tree.leaves(x), strict=True)):
-        raise ModelError("the model writes into its own input, which would change the data itself: work on a copy")
+        raise ModelError(
+            f"the model returns a {type(logits).__name__}; it must return the logits only, as one tensor",
+            key="model",
+            value=type(logits).__name__,
+        )
+    if any(not torch.equal(a, b) for a, b in zip(tree.leaves(original), tree.leaves(x), strict=True)):
+        raise ModelError("the model changes its own input, and with it the data: work on a copy", key="model")
     if logits.ndim != 2 or logits.shape[1] != task.n_classes:
         raise ModelError(
-            f"the model gives {tuple(logits.shape)} for two examples; logits of shape (2, {task.n_classes}) "
-            f"are needed, one for each of the data's {task.n_classes} classes"
+            f"the model returns {tuple(logits.shape)} for two examples; logits of shape (2, {task.n_classes}) "
+            f"are needed, one for each of the data's {task.n_classes} classes",
+            key="model",
+            value=tuple(logits.shape),
         )
-    for name, b in task._train.named_buffers():
+    for name, b in task.train_module.named_buffers():
         if name not in before or not torch.equal(b, before[name]):
             raise ModelError(
-                f"the buffer {name} changes while training: a client's training must be a pure function of its "
-                "weights; freeze it or make it a parameter"
+                f"the buffer {name} changes in training, which must be a pure function of the weights: freeze it or "
+                "make it a parameter",
+                key=name,
             )
     if task.has_features:
         with torch.no_grad():

@@ -1,10 +1,10 @@
 """Trees: nested dicts whose leaves are tensors.
 
-Everything that moves in fedkeep is one: weights, what the server keeps, what it sends, what a client uploads and
-remembers. So everything stacks on a client axis, goes through bytes and into a checkpoint by itself.
+Weights, the server's state, messages and the clients' states are all trees. So all of them can be stacked on a client
+axis, sent as bytes and saved in a checkpoint with the same few functions.
 
-Keys are visited in sorted order, whatever order they were put in: sums over leaves come out the same, to the last
-bit, before and after a journey over the wire.
+Keys are visited in sorted order, whatever the order of insertion. So sums over leaves are bit for bit the same before
+and after a tree was sent.
 
 >>> import torch
 >>> two = stack([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 6.0])}])
@@ -14,28 +14,27 @@ bit, before and after a journey over the wire.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Tree = dict[str, Any]
+T = TypeVar("T")  # a tree, or a bare leaf
 
 _SEPARATOR = "/"
 
 
-def map(fn: Callable[..., Any], *trees: Any) -> Any:
+def map(fn: Callable[..., Any], first: T, *others: Any) -> T:
     """Apply `fn` to the leaves at the same place of every tree. A bare leaf is a tree too."""
-    first = trees[0]
     if not isinstance(first, dict):
-        return fn(*trees)
-    for other in trees[1:]:
+        return fn(first, *others)  # type: ignore[no-any-return]
+    for other in others:
         if not isinstance(other, dict) or other.keys() != first.keys():
             theirs = sorted(other) if isinstance(other, dict) else "a leaf"
-            raise KeyError(f"trees differ: {sorted(first)} against {theirs}")
-    return {key: map(fn, *(tree[key] for tree in trees)) for key in sorted(first)}
+            raise KeyError(f"trees differ: {sorted(first)} and {theirs}")
+    return {key: map(fn, first[key], *(tree[key] for tree in others)) for key in sorted(first)}  # type: ignore[return-value]
 
 
 def items(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -48,55 +47,55 @@ def items(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def leaves(tree: Any) -> list[Tensor]:
-    """List the leaves, in sorted order of the keys."""
+    """Return the leaves, in sorted order of the keys."""
     return [leaf for _, leaf in items(tree)]
 
 
 def like(tree: Tree, values: Sequence[Any]) -> Tree:
-    """Put values, in the order of `leaves`, into a tree of this structure."""
+    """Return a tree of this structure with these values, in the order of `leaves`."""
     source = iter(values)
-    return map(lambda _: next(source), tree)  # type: ignore[no-any-return]
+    return map(lambda _: next(source), tree)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack trees of one structure on a new leading axis."""
-    return map(lambda *ts: torch.stack(ts), *trees)  # type: ignore[no-any-return]
+    return map(lambda *ts: torch.stack(ts), *trees)
 
 
-def take(tree: Any, index: Any) -> Any:
-    """Index the leading axis of every leaf: one client (an int), some (a tensor), or a prefix (a slice)."""
+def take(tree: T, index: Any) -> T:
+    """Index the leading axis of every leaf: one client (an int), some (a tensor), or a range (a slice)."""
     return map(lambda t: t[index], tree)
 
 
 def cat(trees: Sequence[Tree]) -> Tree:
     """Concatenate along the existing leading axis."""
-    return map(lambda *ts: torch.cat(ts), *trees)  # type: ignore[no-any-return]
+    return map(lambda *ts: torch.cat(ts), *trees)
 
 
 def zeros_like(tree: Tree) -> Tree:
     """Return the same structure, filled with zeros."""
-    return map(torch.zeros_like, tree)  # type: ignore[no-any-return]
+    return map(torch.zeros_like, tree)
 
 
 def add(a: Tree, b: Tree) -> Tree:
     """Return a + b."""
-    return map(torch.add, a, b)  # type: ignore[no-any-return]
+    return map(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
     """Return a - b."""
-    return map(torch.sub, a, b)  # type: ignore[no-any-return]
+    return map(torch.sub, a, b)
 
 
 def scale(tree: Tree, factor: Tensor | float) -> Tree:
     """Return the tree times a number."""
-    return map(lambda t: t * factor, tree)  # type: ignore[no-any-return]
+    return map(lambda t: t * factor, tree)
 
 
 def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
     """Average over the leading axis, weighted if weights are given (they need not sum to one)."""
     if weights is None:
-        return map(lambda t: t.mean(0), stacked)  # type: ignore[no-any-return]
+        return map(lambda t: t.mean(0), stacked)
 
     def average(t: Tensor) -> Any:
         if not t.is_floating_point():
@@ -104,39 +103,39 @@ def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
         w = weights.to(torch.promote_types(torch.promote_types(weights.dtype, torch.float32), t.dtype))
         return torch.tensordot((w / w.sum()).to(t.dtype), t, dims=1)
 
-    return map(average, stacked)  # type: ignore[no-any-return]
+    return map(average, stacked)
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
-    """Sum the products of all corresponding entries; 0 for empty trees."""
+    """Return the sum of the products of corresponding entries; 0 for empty trees."""
     return sum(leaves(map(lambda x, y: (x * y).sum(), a, b)), torch.tensor(0.0))
 
 
-def to(tree: Any, *args: Any, **kwargs: Any) -> Any:
+def to(tree: T, *args: Any, **kwargs: Any) -> T:
     """Call `Tensor.to` on every leaf."""
     return map(lambda t: t.to(*args, **kwargs), tree)
 
 
-def detach(tree: Any) -> Any:
-    """Cut every leaf from the graph."""
+def detach(tree: T) -> T:
+    """Return the tree with every leaf detached from autograd."""
     return map(lambda t: t.detach(), tree)
 
 
 def copy_(into: Tree, values: Tree) -> None:
-    """Write values over the leaves of a tree of the same structure."""
+    """Copy values into the leaves of a tree of the same structure."""
     map(lambda t, v: t.copy_(v), into, values)
 
 
 def nbytes(tree: Any) -> int:
-    """Count the bytes of all leaves: what the tree costs to send."""
-    return builtins.sum(t.numel() * t.element_size() for t in leaves(tree))
+    """Return the number of bytes of all leaves: the cost of sending the tree."""
+    return sum(t.numel() * t.element_size() for t in leaves(tree))
 
 
 def flatten(tree: Tree) -> dict[str, Tensor]:
-    """Return {path: leaf}; an empty dict inside is kept as a zero-sized leaf whose path ends in '/'."""
+    """Return {path: leaf}; an empty dict inside becomes a zero-sized leaf whose path ends in '/'."""
     flat: dict[str, Tensor] = {}
 
-    def visit(node: Tree, prefix: str) -> None:
+    def walk(node: Tree, prefix: str) -> None:
         for key, value in node.items():
             if not isinstance(key, str) or not key or _SEPARATOR in key:
                 raise KeyError(f"a tree's keys are non-empty strings without '{_SEPARATOR}', not {key!r}")
@@ -144,11 +143,11 @@ def flatten(tree: Tree) -> dict[str, Tensor]:
             if not isinstance(value, dict):
                 flat[path] = value
             elif value:
-                visit(value, path + _SEPARATOR)
+                walk(value, path + _SEPARATOR)
             else:
                 flat[path + _SEPARATOR] = torch.zeros(0, dtype=torch.uint8)
 
-    visit(tree, "")
+    walk(tree, "")
     return flat
 
 
@@ -161,7 +160,7 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
         for key in parents:
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
-                raise ValueError(f"{path!r} lies below {key!r}, which is a leaf")
+                raise ValueError(f"{path!r} is below {key!r}, which is a leaf")
         if last in node:
             raise ValueError(f"{path!r} is both a leaf and a branch")
         if last:
@@ -170,19 +169,19 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
 
 
 def to_cpu_copies(tree: Tree) -> dict[str, Tensor]:
-    """Flatten into tensors of their own on the CPU, fit to be written: contiguous, sharing no memory."""
+    """Return {path: contiguous copy on the CPU}, ready to be written: no two share memory."""
     return {path: leaf.detach().cpu().contiguous().clone() for path, leaf in flatten(tree).items()}
 
 
 def to_bytes(tree: Tree) -> bytes:
-    """Serialise to the safetensors format: no pickle, safe to read from anyone."""
+    """Serialise to the safetensors format: no pickle, safe to read from untrusted sources."""
     import safetensors.torch
 
     return bytes(safetensors.torch.save(to_cpu_copies(tree)))
 
 
 def from_bytes(data: bytes) -> Tree:
-    """Undo `to_bytes`. The leaves are copies in torch's own, aligned memory: elsewhere sums may round otherwise."""
+    """Undo `to_bytes`. The leaves are copies in torch's own, aligned memory: sums can depend on alignment."""
     import safetensors.torch
 
     return unflatten({path: leaf.clone() for path, leaf in safetensors.torch.load(data).items()})

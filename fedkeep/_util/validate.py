@@ -1,4 +1,7 @@
-"""Checks of single arguments: each returns the value or raises an error that names it."""
+"""Checks of single arguments: each returns the value or raises an error that names it.
+
+`label` is what the message calls the argument, if not by its key.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,13 @@ T = TypeVar("T")
 
 
 def require_whole(
-    key: str, value: Any, low: int | None = None, high: int | None = None, error: type[FedkeepError] = FedkeepError
+    key: str,
+    value: Any,
+    low: int | None = None,
+    high: int | None = None,
+    *,
+    error: type[FedkeepError] = FedkeepError,
+    label: str = "",
 ) -> int:
     """Return the value as an int; raise unless it is a whole number within the bounds (a bool is not).
 
@@ -29,7 +38,7 @@ def require_whole(
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not _within(value, low, high):
         bounds = _bounds(low, high)
-        raise error(f"{key} must be a whole number{bounds}, not {value!r}", key=key, value=value)
+        raise error(f"{label or key} must be a whole number{bounds}, not {value!r}", key=key, value=value)
     return int(value)
 
 
@@ -40,7 +49,9 @@ def require_number(
     above: float | None = None,
     high: float | None = None,
     below: float | None = None,
+    *,
     error: type[FedkeepError] = FedkeepError,
+    label: str = "",
 ) -> float:
     """Return the value; raise unless it is a finite number within the bounds (a bool is not).
 
@@ -53,7 +64,7 @@ def require_number(
     number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
     if not math.isfinite(number) or not _within(number, low, high, above, below):
         bounds = _bounds(low, high, above, below)
-        raise error(f"{key} must be a number{bounds}, not {value!r}", key=key, value=value)
+        raise error(f"{label or key} must be a number{bounds}, not {value!r}", key=key, value=value)
     return value  # type: ignore[no-any-return]
 
 

@@ -71,7 +71,7 @@ def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
     say("")
     for field, value in cls.defaults().items():
         h = cls.hyperparameters()[field]
-        say(f"  {field} = {value}: {h.help}" + (f" (at {h.neutral} it is FedAvg)" if h.neutral is not None else ""))
+        say(f"  {field} = {value}: {h.help}" + (f" (at {h.fedavg_at} it is FedAvg)" if h.fedavg_at is not None else ""))
     say(f"  down, to each client and round: {', '.join(size.sends)} ({size.down:.2f} models)")
     say(f"  up, all that the server learns of a client: {', '.join(size.uploads)} ({size.up:.2f} models)")
     say(f"  kept by a client between visits: {', '.join(size.keeps) or 'nothing'} ({size.state:.2f} models)")

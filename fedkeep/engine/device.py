@@ -1,4 +1,4 @@
-"""Where a run computes, and how exactly: torch's global flags are set for a round and put back after it."""
+"""Device and numerics of a run: torch's global flags are set for a round and restored after it."""
 
 from __future__ import annotations
 
@@ -13,49 +13,53 @@ from fedkeep.engine.settings import SMALL_MODEL, Settings
 from fedkeep.errors import FedkeepError
 from fedkeep.task import Task
 
-_AT_A_TIME = 1 << 27  # bytes of inputs in one pass on a GPU
+_BYTES_AT_A_TIME = 1 << 27  # of inputs in one pass on a GPU
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` is this process's GPU, or else the CPU."""
+    """Return the device of this name; `auto` is this process's GPU, or the CPU if there is none."""
     try:
         if name == "auto":
             device = distributed.local_device() if torch.cuda.is_available() else torch.device("cpu")
         else:
             device = torch.device(name)
     except (RuntimeError, TypeError):
-        known = ["auto", "cpu", "cuda", "cuda:0"]
-        raise FedkeepError(f"unknown device {name!r}: {did_you_mean(str(name), known)}") from None
+        valid = ["auto", "cpu", "cuda", "cuda:0"]
+        raise FedkeepError(
+            f"unknown device {name!r}: {did_you_mean(str(name), valid)}", key="device", value=name, valid=valid
+        ) from None
     try:
         torch.empty(0, device=device)
     except Exception as error:
-        raise FedkeepError(f"device = {name!r} is not there: {str(error).splitlines()[0]}") from None
+        raise FedkeepError(
+            f"device = {name!r} is not available: {str(error).splitlines()[0]}", key="device", value=name
+        ) from None
     return device
 
 
 def threads(settings: Settings, task: Task) -> int:
-    """Return how many threads the CPU computes with: those asked for, or one for a small model, or else torch's.
+    """Return the number of CPU threads: the setting, or 1 for a small model, or torch's number.
 
-    The operations of a small model are too short to share. Threads that wait for each other lose little on an idle
-    machine; on a busy one, rounds were seen to take ten times as long.
+    The operations of a small model are too short to share. On an idle machine threads that wait for each other cost
+    little; on a busy one, rounds took up to ten times as long.
     """
     if settings.threads is not None:
         return settings.threads
     return 1 if task.device.type == "cpu" and task.n_weights <= SMALL_MODEL else torch.get_num_threads()
 
 
-def eval_batch_size(example: int, most: int) -> int:
-    """Return how many examples of so many bytes go through a model on a GPU at once: 128 MiB of them, or `most`.
+def eval_batch_size(example_bytes: int, most: int) -> int:
+    """Return the batch size for evaluation on a GPU: 128 MiB of examples, at most `most`.
 
-    >>> at_a_time(3 * 32 * 32 * 4, 10_000), at_a_time(3 * 224 * 224 * 4, 10_000)
+    >>> eval_batch_size(3 * 32 * 32 * 4, 10_000), eval_batch_size(3 * 224 * 224 * 4, 10_000)
     (10000, 222)
     """
-    return max(1, min(most, _AT_A_TIME // max(1, example)))
+    return max(1, min(most, _BYTES_AT_A_TIME // max(1, example_bytes)))
 
 
 @contextmanager
 def numerics(settings: Settings, device: torch.device, threads: int | None = None) -> Iterator[None]:
-    """Compute as the settings say: on a GPU with TF32 or not, deterministically or not, with so many threads."""
+    """Apply the settings inside the block: TF32 on a GPU, deterministic algorithms, the number of threads."""
     before = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
@@ -76,5 +80,5 @@ def numerics(settings: Settings, device: torch.device, threads: int | None = Non
         if device.type == "cuda":
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
-        if settings.deterministic:  # else untouched: setting it, even to what it is, imports torch's compiler
+        if settings.deterministic:  # otherwise untouched: setting it, even to its own value, imports torch's compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -1,7 +1,7 @@
-"""Processes that share the work of one run, started by `torchrun`; without it there is one, and nothing is sent.
+"""Several processes that share one run, started by `torchrun`. Without it there is one, and nothing is sent.
 
 Every rank holds the same server tree and knows the same cohort. Each trains its share of it; rank 0 gathers,
-aggregates, writes and tells the others. Trees travel as they are, a short description ahead of their bytes: no pickle.
+aggregates, writes files and informs the others. Trees are sent as a short JSON header and their bytes: no pickle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPES = {str(t): t for t in (torch.float64, torch.float32, torch.float16, torc
                                torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
 
 
-_REPORT = 16_384  # bytes: an error's description fits in, with every letter escaped
+_ERROR_BYTES = 16_384  # enough for an error as JSON, even with every character escaped
 
 
 @dataclass(frozen=True)
@@ -40,43 +40,45 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    transfer_device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where tensors lie to be sent
+    transfer_device: torch.device = field(
+        default_factory=lambda: torch.device("cpu")
+    )  # where tensors must be to be sent
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which keeps the run folder and speaks to the user."""
+        """Whether this is rank 0, which writes the run folder and the output."""
         return self.rank == 0
 
     def on_rank0(self, function: Callable[[], Any]) -> Any:
-        """Call a function on rank 0 and return its value, plain data, on every rank; if it fails, all ranks do."""
+        """Call a function on rank 0; return its value, JSON data, on every rank. An error is raised on all of them."""
         if self.size == 1:
             return function()
-        said: Any = None
+        message: Any = None
         failed: Exception | None = None
         if self.first:
             try:
-                said = {"value": function()}
+                message = {"value": function()}
             except Exception as error:
-                said, failed = _told_of(error), error
-        said = json.loads(self._broadcast_bytes(json.dumps(said).encode()))
+                message, failed = _error_to_dict(error), error
+        message = json.loads(self._broadcast_bytes(json.dumps(message).encode()))
         if failed is not None:
             raise failed
-        if "error" in said:
-            raise _remade(said)
-        return said["value"]
+        if "error" in message:
+            raise _error_from_dict(message)
+        return message["value"]
 
     def broadcast(self, sent: Tree, device: torch.device) -> Tree:
         """Return rank 0's tree on every rank."""
         if self.size == 1:
             return sent
-        with _told():
-            about = json.loads(self._broadcast_bytes(_described(sent)))
+        with _raise_lost_peer():
+            about = json.loads(self._broadcast_bytes(_header(sent)))
             payload = _payload(sent, self.transfer_device) if self.first else self._empty(about["bytes"])
             dist.broadcast(payload, 0)
-        return sent if self.first else tree.to(_rebuilt(about, payload), device)
+        return sent if self.first else tree.to(_tree_from(about, payload), device)
 
     def gather(self, make: Callable[[], Tree], device: torch.device) -> list[Tree]:
-        """Make a tree on every rank, and return them all on rank 0, on the others nothing. If one fails, all do."""
+        """Make a tree on every rank; return all of them on rank 0, nothing on the others. An error is raised on all."""
         if self.size == 1:
             return [make()]
         outcome: Tree | Exception
@@ -86,25 +88,25 @@ class Ranks:
             outcome = error
         self._agree(outcome)
         assert not isinstance(outcome, Exception)
-        with _told():
+        with _raise_lost_peer():
             if not self.first:
                 self._send(outcome, 0)
                 return []
             return [outcome, *(tree.to(self._receive(rank), device) for rank in range(1, self.size))]
 
     def scatter(self, parts: Sequence[Tree], device: torch.device) -> Tree:
-        """Return the part that rank 0 has for this rank; the others give nothing."""
+        """Return the part that rank 0 has for this rank; the parts of other ranks are ignored."""
         if self.size == 1:
             return parts[0]
-        with _told():
+        with _raise_lost_peer():
             if not self.first:
-                return tree.to(self._receive(0), device)  # type: ignore[no-any-return]
+                return tree.to(self._receive(0), device)
             for rank in range(1, self.size):
                 self._send(parts[rank], rank)
             return parts[0]
 
     def divide(self, work: Sequence[int]) -> list[list[int]]:
-        """Divide jobs of these sizes among the ranks, so that each has about the same to do: places, per rank.
+        """Divide jobs of these sizes evenly among the ranks; return the indices of the jobs for each rank.
 
         >>> Ranks(0, 2).divide([5, 9, 4, 1])
         [[1, 3], [0, 2]]
@@ -118,27 +120,27 @@ class Ranks:
         return [sorted(share) for share in shares]
 
     def slice(self, n: int) -> slice:
-        """Return this rank's part of n things in a row."""
+        """Return this rank's part of n items in order."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def _agree(self, outcome: Tree | Exception) -> None:
-        """Raise on every rank if any rank has failed: its own error there, on the others one that names it."""
-        mine = torch.zeros(_REPORT, dtype=torch.uint8)
+        """Raise on every rank if any rank has failed: its own error there, on the others a copy that names the rank."""
+        mine = torch.zeros(_ERROR_BYTES, dtype=torch.uint8)
         if isinstance(outcome, Exception):
-            data = json.dumps(_told_of(outcome)).encode()
+            data = json.dumps(_error_to_dict(outcome)).encode()
             mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        every = [self._empty(_REPORT) for _ in range(self.size)]
-        with _told():
+        every = [self._empty(_ERROR_BYTES) for _ in range(self.size)]
+        with _raise_lost_peer():
             dist.all_gather(every, mine.to(self.transfer_device))
         if isinstance(outcome, Exception):
             raise outcome
         for rank, one in enumerate(every):
-            found = bytes(one.cpu().numpy()).rstrip(b"\0")
-            if found:
-                raise _remade(json.loads(found), rank)
+            received = bytes(one.cpu().numpy()).rstrip(b"\0")
+            if received:
+                raise _error_from_dict(json.loads(received), rank)
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
-        with _told():
+        with _raise_lost_peer():
             length = torch.tensor([len(data)], device=self.transfer_device)
             dist.broadcast(length, 0)
             body = _bytes(data, self.transfer_device) if self.first else self._empty(int(length))
@@ -146,7 +148,7 @@ class Ranks:
         return bytes(body.cpu().numpy())
 
     def _send(self, sent: Tree, to: int) -> None:
-        about = _described(sent)
+        about = _header(sent)
         dist.send(torch.tensor([len(about)], device=self.transfer_device), to)
         dist.send(_bytes(about, self.transfer_device), to)
         dist.send(_payload(sent, self.transfer_device), to)
@@ -159,7 +161,7 @@ class Ranks:
         about = json.loads(bytes(header.cpu().numpy()))
         payload = self._empty(about["bytes"])
         dist.recv(payload, sender)
-        return _rebuilt(about, payload)
+        return _tree_from(about, payload)
 
     def _empty(self, length: int) -> Tensor:
         return torch.zeros(max(length, 1), dtype=torch.uint8, device=self.transfer_device)
@@ -167,7 +169,7 @@ class Ranks:
 
 @functools.cache
 def current_ranks() -> Ranks:
-    """Find out whether `torchrun` started this process among others, and if so join them."""
+    """Return this process's rank; if `torchrun` started several processes, join them first."""
     if not dist.is_available() or int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         return Ranks()
     here_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
@@ -183,47 +185,49 @@ def current_ranks() -> Ranks:
 
 
 def _leave() -> None:
-    """Part from the others before Python ends: gloo's threads, still running then, can abort a process that is done."""
+    """Destroy the process group at exit; otherwise gloo's threads may abort a finished process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def local_device() -> torch.device:
-    """Return the GPU of this process: one each where there are enough, shared in turn where there are not."""
+    """Return the GPU of this process; processes share GPUs if there are fewer GPUs than processes."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Turn the loss of a peer into an error that says so."""
+def _raise_lost_peer() -> Iterator[None]:
+    """Raise `LostPeer` if the connection to another process is lost."""
     try:
         yield
     except RuntimeError as error:
         raise LostPeer(
-            "a process of this run has ended, so the others cannot go on; what was written is safe, and `fedkeep "
-            f"resume` goes on from there, with any number of processes ({str(error).splitlines()[0][:120]})"
+            "another process of this run has ended, so this one cannot continue; the saved rounds are safe, and "
+            "`fedkeep resume` continues from them, with any number of processes "
+            f"({str(error).splitlines()[0][:120]})"
         ) from error
 
 
-def _told_of(error: Exception) -> dict[str, Any]:
-    """Describe an error as plain data, short enough to be exchanged."""
+def _error_to_dict(error: Exception) -> dict[str, Any]:
+    """Return an error as JSON data, shortened to what ranks can exchange."""
     fields = {k: v for k, v in vars(error).items() if isinstance(v, int | str)}
     fields = {k: v[:400] if isinstance(v, str) else v for k, v in fields.items()}
     return {"error": str(error)[:800], "kind": type(error).__name__, "fields": fields}
 
 
-def _remade(said: dict[str, Any], rank: int = 0) -> FedkeepError:
-    """Make an error of another rank anew; one that is not fedkeep's own is told with its rank and kind."""
-    kind = getattr(errors, said["kind"], None)
+def _error_from_dict(message: dict[str, Any], rank: int = 0) -> FedkeepError:
+    """Return another rank's error; one that is not fedkeep's becomes an `EngineError` with its rank and type."""
+    kind = getattr(errors, message["kind"], None)
     if not isinstance(kind, type) or not issubclass(kind, FedkeepError):
-        return EngineError(f"rank {rank} failed with {said['kind']}: {said['error']}")
+        return EngineError(f"rank {rank} failed with {message['kind']}: {message['error']}")
     error: FedkeepError = kind.__new__(kind)
-    error.args = (said["error"],)
-    vars(error).update({"client": None, "history": None, **said["fields"]} if kind is errors.Diverged else {})
+    error.args = (message["error"],)
+    where = {"client": None, "history": None} if kind is errors.Diverged else {}
+    vars(error).update({"key": None, "value": None, "valid": None, **where, **message["fields"]})
     return error
 
 
-def _described(sent: Tree) -> bytes:
+def _header(sent: Tree) -> bytes:
     leaves = [[path, str(t.dtype), list(t.shape)] for path, t in tree.flatten(sent).items()]
     return json.dumps({"leaves": leaves, "bytes": tree.nbytes(sent)}).encode()
 
@@ -237,12 +241,12 @@ def _payload(sent: Tree, transfer_device: torch.device) -> Tensor:
     )
 
 
-def _rebuilt(about: Any, payload: Tensor) -> Tree:
+def _tree_from(about: Any, payload: Tensor) -> Tree:
     flat, at = {}, 0
     for path, dtype, shape in about["leaves"]:
         like = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
         size = like.numel() * like.element_size()
-        part = payload[at : at + size].clone()  # a tensor of another type must begin at a multiple of its size
+        part = payload[at : at + size].clone()  # a tensor of another dtype must start at a multiple of its size
         flat[path], at = part.view(_DTYPES[dtype]).reshape(shape), at + size
     return tree.unflatten(flat)
 

@@ -1,7 +1,8 @@
-"""Evaluation: one confusion matrix says everything that is measured later."""
+"""Evaluation: confusion matrices of the global model and of local models."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,10 @@ from torch import Tensor
 
 from fedkeep import tree
 from fedkeep.data.augment import InputPipeline
+from fedkeep.engine import device
+from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.mapping import Each, call_one
+from fedkeep.runs.history import Record
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -18,9 +22,9 @@ from fedkeep.tree import Tree
 def evaluate(
     task: Task, params: Tree, x: Any, y: Tensor, inputs: InputPipeline, each: Each = call_one, chunk: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """Return (confusion [..., true, predicted], summed loss [...]) of one model, or of a stack with `each=vmapped`.
+    """Return (confusion [..., true, predicted], summed loss [...]) of one model, or of a stack with `each`.
 
-    `chunk` examples pass through a model at a time; a stack of K models does that K times over.
+    `chunk` examples pass through a model at a time; a stack of K models needs K times the memory.
     """
     classes = task.n_classes
     confusion = torch.zeros((classes, classes), dtype=torch.float64, device=y.device)
@@ -39,3 +43,51 @@ def evaluate(
         confusion = confusion + true.T @ guess
         loss = loss + total
     return confusion.long(), loss
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates models on the test set."""
+
+    task: Task
+    x: Any
+    y: Tensor
+    inputs: InputPipeline  # without augmentation
+    ranks: Ranks
+    example_bytes: int
+
+    def global_model(self, params: Tree) -> Record:
+        """Return `confusion` and `test_loss` of the global model; every rank evaluates its part of the test set."""
+        part = self.ranks.slice(len(self.y))
+        x, y = tree.take(self.x, part), self.y[part]
+
+        def evaluate_part() -> Tree:
+            confusion, loss = evaluate(self.task, params, x, y, self.inputs, chunk=self._chunk(1))
+            return {"confusion": confusion, "loss": loss}
+
+        parts = self.ranks.gather(evaluate_part, self.task.device)
+        if not parts:
+            return {}
+        confusion, loss = (torch.stack([one[key] for one in parts]).sum(0) for key in ("confusion", "loss"))
+        return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(self.y)}
+
+    def local_models(self, params: Tree, clients: int, each: Each | None) -> Tensor:
+        """Return, for each of some stacked models, how many test examples of each class it classifies right: [K, C].
+
+        `each` maps over the stack; None evaluates one model after another.
+        """
+        if each is not None:
+            chunk = self._chunk(clients)
+            confusion, _ = evaluate(self.task, params, self.x, self.y, self.inputs, each=each, chunk=chunk)
+        else:
+            single = [
+                evaluate(self.task, tree.take(params, k), self.x, self.y, self.inputs, chunk=self._chunk(1))[0]
+                for k in range(clients)
+            ]
+            confusion = torch.stack(single)
+        return confusion.diagonal(dim1=-2, dim2=-1)
+
+    def _chunk(self, models: int) -> int:
+        """Return how many examples pass through each of some models at a time."""
+        most = 1000 if self.task.device.type == "cpu" else device.eval_batch_size(self.example_bytes, 10_000)
+        return max(1, most // models)

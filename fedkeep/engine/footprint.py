@@ -1,4 +1,4 @@
-"""What a method moves, keeps and discloses, read off the trees of one round that is actually run."""
+"""Footprint of a method: what it moves, stores and discloses, measured in one round that is actually run."""
 
 from __future__ import annotations
 
@@ -19,29 +19,27 @@ from fedkeep.method import FedAvg
 class Footprint:
     """Sizes are in models: 1.0 is as many bytes as the weights."""
 
-    down: float  # to each client, each round
-    up: float  # from each client, each round
+    down: float  # to each client in each round
+    up: float  # from each client in each round
     state: float  # kept by each client between its visits
-    sends: tuple[str, ...]  # what goes down
-    uploads: tuple[str, ...]  # what goes up: all that the server can learn of a client
-    keeps: tuple[str, ...]
-    public: str  # what examples the server needs of its own: "no", "unlabelled" or "labelled"
-    teacher: bool  # whether local training also runs a model it does not train
+    sends: tuple[str, ...]  # names of what goes down
+    uploads: tuple[str, ...]  # names of what goes up: all that the server learns of a client
+    keeps: tuple[str, ...]  # names of what a client keeps
+    public: str  # the public set that the server needs: "no", "unlabelled" or "labelled"
+    teacher: bool  # whether local training also evaluates a model that it does not train
 
 
 def footprint(method: FedAvg) -> Footprint:
-    """Run one round of a small problem and look at what was moved."""
-    simulation, public = _small(method)
-    shared = method.broadcast(simulation.server)
-    jobs = [simulation._job(k, 1, shared) for k in range(2)]
-    trained = simulation.engine.train(shared, jobs, lr=0.01)
-    upload, client = tree.take(trained.upload, 0), tree.take(trained.client, 0)
+    """Train one round of a small problem and measure what was moved."""
+    simulation, public = _small_simulation(method)
+    result = simulation.train_round(keep_models=True)
+    upload, client = (tree.take(result.clients[key], 0) for key in ("upload", "client"))
     model = tree.nbytes(simulation.params)
     return Footprint(
-        down=tree.nbytes(shared) / model,
+        down=tree.nbytes(result.shared) / model,
         up=tree.nbytes(upload) / model,
         state=tree.nbytes(client) / model,
-        sends=tuple(shared),
+        sends=tuple(result.shared),
         uploads=tuple(upload),
         keeps=tuple(client),
         public=public,
@@ -49,10 +47,10 @@ def footprint(method: FedAvg) -> Footprint:
     )
 
 
-def _small(method: FedAvg) -> tuple[Simulation, str]:
-    """A problem of two clients, large enough that single numbers weigh next to nothing beside the model.
+def _small_simulation(method: FedAvg) -> tuple[Simulation, str]:
+    """Return a simulation of two clients, with a model so large that single numbers do not count, and the public set.
 
-    What the server needs is found out by trying: without public examples, then without their labels.
+    Which public set the method needs is found by trial: first without examples, then without their labels.
     """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(90, 16)).astype(np.float32), np.arange(90) % 3
@@ -63,16 +61,16 @@ def _small(method: FedAvg) -> tuple[Simulation, str]:
     try:
         return Simulation(method, model, data, clients, settings), "no"
     except MethodError:
-        simulation = Simulation(method, model, data.with_public(8), clients, settings)
+        pass
+    data = data.with_public(8)
+    simulation = Simulation(method, model, data, clients, settings)
     public = simulation.task.public
     assert public is not None
     simulation.task.public = replace(public, y=cast(Tensor, None), y_val=cast(Tensor, None))
     try:
-        simulation.server = method.init_server(simulation.task, simulation.task.init)
+        simulation.state.server = method.init_server(simulation.task, simulation.task.init)
         simulation.step()
         needs = "unlabelled"
     except (TypeError, AttributeError, MethodError):
         needs = "labelled"
-    simulation.task.public = public
-    simulation.server = method.init_server(simulation.task, simulation.task.init)
-    return simulation, needs
+    return Simulation(method, model, data, clients, settings), needs

@@ -1,8 +1,10 @@
-"""Local training: the one step in which a client's weights change, and one client's whole round.
+"""Local training: the step in which a client's weights change, and the whole visit of one client.
 
-The step is written once for both engines. `each` decides for how many clients at a time: `once` calls a function
-for one client, `vmapped` maps it over a leading client axis. The gradient of the *sum* of the clients' losses is
-every client's own gradient, so one level of `vmap` and plain autograd suffice.
+The step is written once for both engines. `each` decides for how many clients at a time: `call_one` for one client,
+`map_clients` over a leading client axis. The gradient of the *sum* of the clients' losses is every client's own
+gradient, so one level of `vmap` and ordinary autograd are enough.
+
+A `Visit` is built inside the mapped function: `vmap` takes trees, not objects.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,33 +25,33 @@ from fedkeep.data.plan import ClientPlan
 from fedkeep.engine import device
 from fedkeep.engine.mapping import Each, call_one
 from fedkeep.errors import MethodError
-from fedkeep.method import FedAvg
+from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 
 class ClientJob(NamedTuple):
-    """One client's share of a round."""
+    """One client's part of a round."""
 
     id: int
     examples: np.ndarray  # indices into the training data
-    counts: np.ndarray  # how many of each class
+    counts: np.ndarray  # examples of each class
     plan: ClientPlan
-    client: Tree
+    client: Tree  # its state
 
 
 class ClientResult(NamedTuple):
-    """What comes out of local training, of one client or stacked over a cohort."""
+    """The result of local training, of one client or stacked over a cohort."""
 
     params: Tree  # the local model
     upload: Tree
-    client: Tree  # the state it keeps
+    client: Tree  # the client's next state
     losses: Tensor  # [S], or [S, K]: 0 where a client had fewer steps
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Local training as it is for every client of a run."""
+    """Local training, the same for every client of a run."""
 
     method: FedAvg
     task: Task
@@ -57,37 +59,7 @@ class LocalTraining:
     clip_norm: float | None = None
     chunk: int = 1024  # examples annotated at a time; on a GPU up to eight times as many
 
-    @property
-    def notes_once(self) -> bool:
-        """Whether notes can be computed once a round: not where augmentation changes the inputs at every step."""
-        return self.method.uses("annotate") and not self.inputs.augment
-
-    def note(self, shared: Tree, local: Tree, x: Any, y: Tensor) -> Tree:
-        """Annotate examples; no gradient flows into a note."""
-        if not self.method.uses("annotate"):
-            return {}
-        with torch.no_grad():
-            return self.method.annotate(self.task, shared, local, x, y)
-
-    def loss(self, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tensor:
-        """Return the method's loss on one client's batch; without notes it is annotated, if the loss looks at them."""
-        if "note" not in batch:
-            batch = _Noted(batch, lambda: self.note(shared, local, batch["x"], batch["y"]))
-        loss = self.method.loss(self.task, params, batch, shared, local)
-        if loss.ndim:
-            raise MethodError(
-                f"{self.method.name}: the loss must be a single number, not {tuple(loss.shape)}: average the examples "
-                "with losses.masked_mean(values, batch['mask'])"
-            )
-        return loss
-
-    def corrected(self, grads: Tree, params: Tree, shared: Tree, local: Tree) -> Tree:
-        """Correct and clip one client's gradient."""
-        grads = self.method.correct(grads, params, shared, local)
-        if self.clip_norm is not None:
-            norm = tree.dot(grads, grads).sqrt()
-            grads = tree.scale(grads, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        return grads
+    # One step
 
     def step(
         self,
@@ -95,53 +67,98 @@ class LocalTraining:
         state: Tree,
         batch: Tree,
         shared: Tree,
+        facts: Tree,
         local: Tree,
         lr: float | Tensor,
         each: Each = call_one,
     ) -> Tensor:
-        """Take one local step, the only place where a client's weights change: in place. Return the loss."""
-        given = tree.map(lambda w: w.detach().requires_grad_(), params)
-        with torch.enable_grad():
-            losses = each(lambda w, b, loc: self.loss(w, b, shared, loc), given, batch, local)
-            total = losses.sum()
-        if not losses.requires_grad:
-            raise MethodError(
-                f"{self.method.name}: the loss carries no gradient to the weights; was it computed under no_grad, "
-                "or from detached tensors?"
-            )
-        grads = tree.like(params, torch.autograd.grad(total, tree.leaves(given), materialize_grads=True))
+        """Take one local step, in place: the only function in which a client's weights change. Return the loss."""
+        method, optimizer = self.method, self.task.optimizer
+        several = len(method.passes) > 1
+        if several and method.uses("annotate") and "note" not in batch:  # once for all passes
+            noted = each(lambda b, loc: self.annotate(shared, loc, b["x"], b["y"]), batch, local)
+            batch = {**batch, "note": noted}
+        losses: dict[str, Tensor] = {}
+        gradients: Tree = {}
+        for name in method.passes:
+            point = params
+            if gradients and method.uses("gradient_point"):
+                with torch.no_grad():
+                    point = each(
+                        lambda w, g, f, loc: method.gradient_point(
+                            self._in_step("gradient_point", shared, f, loc), w, g
+                        ),
+                        params,
+                        gradients,
+                        facts,
+                        local,
+                    )
+            losses[name], gradients[name] = self._gradient(name, point, batch, shared, facts, local, each)
+        grads = gradients if several else gradients["loss"]
         with torch.no_grad():
-            if self.method.uses("correct") or self.clip_norm is not None:
-                grads = each(lambda g, w, loc: self.corrected(g, w, shared, loc), grads, params, local)
-            optimizer = self.task.optimizer
+            if several or method.uses("correct") or self.clip_norm is not None:
+                grads = each(
+                    lambda g, w, f, loc: self._final_gradient(g, w, shared, f, loc), grads, params, facts, local
+                )
             if self.task.dtype == torch.float32 and optimizer.fused:
                 optimizer.update_(grads, state, params, lr)
             else:
                 new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
                 tree.copy_(params, new[0])
                 tree.copy_(state, new[1])
-        return losses.detach()  # type: ignore[no-any-return]
+        return losses["loss"].detach()
 
-    def facts(self, plans: Sequence[ClientPlan], counts: np.ndarray, lr: float) -> Tree:
-        """Gather what the runtime knows of K clients this round, [K] each, from their plans and label counts [K, C].
+    def _gradient(
+        self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
+    ) -> tuple[Tensor, Tree]:
+        """Return every client's loss and gradient of one pass at these weights."""
+        point = tree.map(lambda w: w.detach().requires_grad_(), point)
+        with torch.enable_grad():
+            losses: Tensor = each(
+                lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc), point, batch, facts, local
+            )
+            total = losses.sum()
+        if not losses.requires_grad:
+            raise MethodError(
+                f"{self.method.name}: {name} carries no gradient to the weights; was it computed under no_grad, "
+                "or from detached tensors?",
+                key=name,
+            )
+        grads = torch.autograd.grad(total, tree.leaves(point), materialize_grads=True)
+        return losses, tree.like(point, grads)
 
-        In the weights' dtype or, if that is half, float32.
-        """
-        precise = torch.promote_types(self.task.dtype, torch.float32)
-        steps = [plan.steps for plan in plans]
-        known = {
-            "n": counts.sum(1),
-            "steps": steps,
-            "effective_steps": [self.task.optimizer.effective_steps(s) for s in steps],
-            "label_counts": counts,
-            "lr": [lr] * len(plans),
-        }
-        return {
-            key: torch.tensor(np.asarray(value), dtype=precise, device=self.task.device) for key, value in known.items()
-        }
+    def _loss(self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree) -> Tensor:
+        """Return the loss of one pass on one client's batch; missing notes are computed if the loss reads them."""
+        if "note" not in batch:
+            batch = _LazyNotes(batch, lambda: self.annotate(shared, local, batch["x"], batch["y"]))
+        visit = self._in_step(name, shared, facts, local)
+        loss: Tensor = getattr(self.method, name)(visit, params, batch)
+        if loss.ndim:
+            raise MethodError(
+                f"{self.method.name}: {name} must return a single number, not {tuple(loss.shape)}: average over the "
+                "examples with losses.masked_mean(values, batch['mask'])",
+                key=name,
+            )
+        return loss
+
+    def _final_gradient(self, grads: Tree, params: Tree, shared: Tree, facts: Tree, local: Tree) -> Tree:
+        """Combine the passes' gradients of one client, correct and clip."""
+        if len(self.method.passes) > 1:
+            visit = self._in_step("combine_gradients", shared, facts, local)
+            grads = self.method.combine_gradients(visit, params, grads)
+        grads = self.method.correct(self._in_step("correct", shared, facts, local), params, grads)
+        if self.clip_norm is not None:
+            norm = tree.dot(grads, grads).sqrt()
+            grads = tree.scale(grads, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        return grads
+
+    def _in_step(self, hook: str, shared: Tree, facts: Tree, local: Tree) -> Visit:
+        return Visit(hook, self.task, shared, facts=facts, local=local)
+
+    # One visit
 
     def train_one(self, shared: Tree, client: Tree, x: Any, y: Tensor, plan: ClientPlan, lr: float) -> ClientResult:
-        """Train one client on its own examples, as stored: what every runtime must agree with."""
+        """Train one client on its own examples, as stored. Every runtime must agree with this function."""
         method, task = self.method, self.task
         counts = torch.bincount(y, minlength=task.n_classes).cpu().numpy()
         facts = tree.take(self.facts([plan], counts[None], lr), 0)
@@ -154,66 +171,99 @@ class LocalTraining:
 
         with seeded(plan.seed, y.device):
             with torch.no_grad(), at_stage(method, "prepare"):
-                local = method.prepare(task, shared, client, facts)
-                params = tree.map(torch.clone, method.start(shared, client))
-                notes = self.notes_of(shared, local, x, y, torch.arange(len(y), device=y.device))
-                constant = self.drawn(shared, local, facts, x, y, plan.noise, notes)
-            state, losses = self.task.optimizer.init(params), []
+                local = method.prepare(Visit("prepare", task, shared, client, facts))
+                params = tree.map(torch.clone, method.start(Visit("start", task, shared, client, facts)))
+                notes = self.annotate_all(shared, local, x, y, torch.arange(len(y), device=y.device))
+                selected = self.selected_examples(shared, facts, local, x, y, plan.noise, notes)
+            state, losses = task.optimizer.init(params), []
             with at_stage(method, "local training"):
                 for s, size in enumerate(plan.size):
                     at = index[s, :size]
-                    batch = {**take(at, tree.take(augment, (s, slice(size)))), **constant}
-                    if self.notes_once:
+                    batch = {**take(at, tree.take(augment, (s, slice(size)))), **selected}
+                    if self.annotates_once:
                         batch["note"] = tree.take(notes, at)
-                    losses.append(self.step(params, state, batch, shared, local, lr))
+                    losses.append(self.step(params, state, batch, shared, facts, local, lr))
             measured: Tree = {}
             if method.uses("measure"):
                 with at_stage(method, "measure"):
                     for s in range(plan.per_epoch):
-                        place = torch.arange(plan.size[s], device=y.device) + s * index.shape[1]
-                        batch = {**take(index[s, : plan.size[s]]), "place": place}
-                        sums = self.measure(params, batch, shared, local)
+                        position = torch.arange(plan.size[s], device=y.device) + s * index.shape[1]
+                        batch = {**take(index[s, : plan.size[s]]), "position": position}
+                        sums = self.measure(params, batch, shared, facts, local)
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):
-                upload, client = method.finish(shared, params, local, client, facts, measured)
+                upload, client = method.finish(Visit("finish", task, shared, client, facts, local), params, measured)
         return ClientResult(params, upload, client, torch.stack(losses))
 
-    def measure(self, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tree:
-        """Sum the method's measurements over one client's batch."""
-        batch = _Noted(batch, lambda: self.note(shared, local, batch["x"], batch["y"]))
-        return tree.detach(self.method.measure(self.task, params, batch, shared, local))  # type: ignore[no-any-return]
+    def facts(self, plans: Sequence[ClientPlan], counts: np.ndarray, lr: float) -> Tree:
+        """Return the facts of K clients, [K] each, from their plans and label counts [K, C]."""
+        precise = torch.promote_types(self.task.dtype, torch.float32)
+        steps = [plan.steps for plan in plans]
+        facts = {
+            "n": counts.sum(1),
+            "steps": steps,
+            "effective_steps": [self.task.optimizer.effective_steps(s) for s in steps],
+            "label_counts": counts,
+            "lr": [lr] * len(plans),
+        }
+        return {
+            key: torch.tensor(np.asarray(value), dtype=precise, device=self.task.device) for key, value in facts.items()
+        }
 
-    def notes_of(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
-        """Annotate all of a client's own examples, unaugmented and unpadded, where this round needs it."""
-        if not (self.notes_once or (self.method.uses("annotate") and self.method.uses("draw"))):
+    def measure(self, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree) -> Tree:
+        """Return the method's sums over one client's batch."""
+        batch = _LazyNotes(batch, lambda: self.annotate(shared, local, batch["x"], batch["y"]))
+        visit = self._in_step("measure", shared, facts, local)
+        return tree.detach(self.method.measure(visit, params, cast(Batch, batch)))
+
+    # Notes and selected examples
+
+    @property
+    def annotates_once(self) -> bool:
+        """Whether notes are computed once per visit: not where augmentation changes the inputs at every step."""
+        return self.method.uses("annotate") and not self.inputs.augment
+
+    def annotate(self, shared: Tree, local: Tree, x: Any, y: Tensor) -> Tree:
+        """Return the notes of some examples, without gradient."""
+        if not self.method.uses("annotate"):
             return {}
-        parts = torch.split(own, self.noted_at_a_time(x, own.device))
-        return tree.cat([self.note(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
+        with torch.no_grad():
+            return self.method.annotate(Visit("annotate", self.task, shared, local=local), x, y)
 
-    def noted_at_a_time(self, x: Any, place: torch.device) -> int:
-        """Return how many examples are annotated at a time: on a CPU the same number in every runtime."""
+    def annotate_all(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
+        """Return the notes of all of a client's own examples, unaugmented, if this visit needs them; else nothing."""
+        if not (self.annotates_once or (self.method.uses("annotate") and self.method.uses("select_examples"))):
+            return {}
+        parts = torch.split(own, self.annotation_batch_size(x, own.device))
+        return tree.cat([self.annotate(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
+
+    def annotation_batch_size(self, x: Any, place: torch.device) -> int:
+        """Return how many examples are annotated at a time; on a CPU the same in every runtime."""
         if place.type == "cpu":
             return self.chunk
         example = sum(t[:1].numel() for t in tree.leaves(x)) * self.task.dtype.itemsize
         return device.eval_batch_size(example, 8 * self.chunk)
 
-    def drawn(self, shared: Tree, local: Tree, facts: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree) -> Tree:
-        """Return {"drawn": the examples the method names for this round}, or nothing."""
-        if not self.method.uses("draw"):
+    def selected_examples(
+        self, shared: Tree, facts: Tree, local: Tree, x: Any, y: Tensor, noise: np.ndarray, notes: Tree
+    ) -> Tree:
+        """Return {"selected": the examples that the method selects for this visit}, or nothing."""
+        if not self.method.uses("select_examples"):
             return {}
         valid = torch.ones(len(y), dtype=torch.bool, device=y.device)
         uniform = torch.from_numpy(noise).to(y.device, self.task.dtype)
-        named = self.method.draw(self.task, shared, facts, y, valid, uniform, notes)
-        if named is None:
+        visit = self._in_step("select_examples", shared, facts, local)
+        choice = self.method.select_examples(visit, y, valid, uniform, notes)
+        if choice is None:
             return {}
-        index, weight = named
+        index, weight = choice
         inputs = self.inputs(tree.take(x, index))
-        note = self.note(shared, local, inputs, y[index])
-        return {"drawn": {"x": inputs, "y": y[index], "weight": weight, "note": note}}
+        note = self.annotate(shared, local, inputs, y[index])
+        return {"selected": {"x": inputs, "y": y[index], "weight": weight, "note": note}}
 
 
-class _Noted(dict[str, Any]):
-    """A batch whose notes are computed when somebody looks at them."""
+class _LazyNotes(dict[str, Any]):
+    """A batch whose notes are computed when they are read."""
 
     def __init__(self, batch: Tree, annotate: Callable[[], Tree]) -> None:
         super().__init__(batch)
@@ -227,10 +277,11 @@ class _Noted(dict[str, Any]):
 
 
 @contextmanager
-def at_stage(method: FedAvg, stage: str) -> Iterator[None]:
-    """Add to an error where it happened; the error itself stays what it was."""
+def at_stage(method: FedAvg, stage: str, client: int | None = None) -> Iterator[None]:
+    """Add to an error where it happened; the error itself stays the same."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"while {method.name} was at: {stage}")
+        who = "" if client is None else f" of client {client}"
+        error.add_note(f"in {stage}{who}, method {method.name}")
         raise

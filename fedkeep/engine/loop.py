@@ -1,4 +1,4 @@
-"""The loop: one client after another. The reference, and the choice for small CPUs with large models."""
+"""The loop engine: one client after another. The reference, and the choice for large models on a CPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
-from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
+from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage
 from fedkeep.tree import Tree
 
 
 @dataclass
 class Loop:
-    """Trains a cohort client by client. With `wire`, everything sent goes through bytes, as in a federation."""
+    """Trains a cohort client by client. With `wire`, every message goes through bytes, as in a federation."""
 
     local: LocalTraining
     x: Any
@@ -25,14 +25,15 @@ class Loop:
     name = "loop"
 
     def train(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
-        """Train every client of the cohort; the leaves of what returns are stacked in the order of the jobs."""
-        done = []
+        """Train every client of the cohort; the results are stacked in the order of the jobs."""
+        results = []
         for job in jobs:
             at = torch.from_numpy(job.examples).to(self.y.device)
             sent, client = self._send(shared), self._send(job.client)
-            result = self.local.train_one(sent, client, tree.take(self.x, at), self.y[at], job.plan, lr)
-            done.append(result._replace(upload=self._send(result.upload), client=self._send(result.client)))
-        params, uploads, clients, losses = zip(*done, strict=True)
+            with at_stage(self.local.method, "the visit", job.id):
+                result = self.local.train_one(sent, client, tree.take(self.x, at), self.y[at], job.plan, lr)
+            results.append(result._replace(upload=self._send(result.upload), client=self._send(result.client)))
+        params, uploads, clients, losses = zip(*results, strict=True)
         padded = nn.utils.rnn.pad_sequence(list(losses))
         return ClientResult(tree.stack(params), tree.stack(uploads), tree.stack(clients), padded)
 

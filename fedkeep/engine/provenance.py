@@ -1,4 +1,4 @@
-"""What a run records about itself: its parts, versions and fingerprints."""
+"""What a run records about itself: the experiment, versions and fingerprints."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 import torch
 
 from fedkeep._util.version import __version__
+from fedkeep.data.dataset import Dataset
+from fedkeep.data.partition import Partition
 from fedkeep.engine.settings import Settings
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
 from fedkeep.task import Task
 
-# What is written down of it
-
 
 def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int) -> dict[str, Any]:
-    """Say in plain data what is run, as far as the parts themselves tell."""
+    """Return the experiment as data, as far as the objects themselves show it."""
     train = asdict(settings)
     return {
         "seed": train.pop("seed"),
-        "method": method.described(),
+        "method": method.to_dict(),
         "model": {"class": type(task.module(task.init)).__name__},
         "data": {"source": source},
         "split": {"n_clients": n_clients},
@@ -32,7 +32,7 @@ def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str,
 
 
 def made_by(engine: str, task: Task, threads: int) -> dict[str, Any]:
-    """Say in plain data what runs it, down to what the last bit may depend on."""
+    """Return versions and everything else that can affect the last bit of a result."""
     return {
         "fedkeep": __version__,
         "torch": str(torch.__version__),
@@ -46,5 +46,18 @@ def made_by(engine: str, task: Task, threads: int) -> dict[str, Any]:
 
 
 def model_fingerprint(task: Task) -> str:
-    """Sum up the names and shapes of the weights."""
+    """Return a checksum of the weights' names and shapes."""
     return fingerprint({name: np.array(w.shape) for name, w in task.init.items()})
+
+
+def fingerprints(task: Task, data: Dataset, clients: Partition) -> dict[str, str]:
+    """Return checksums that recognise the criterion, data, split and model of a run."""
+    public = data.public
+    public_arrays = (public.x, public.y, public.x_val, public.y_val) if public else ()
+    arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *public_arrays)
+    return {
+        "criterion": getattr(task.criterion, "__qualname__", repr(task.criterion)),
+        "data": fingerprint(*(part for part in arrays if part is not None)),
+        "split": fingerprint(clients.indices, clients.offsets),
+        "model": model_fingerprint(task),
+    }

@@ -1,4 +1,4 @@
-"""Rounds laid out beforehand: who takes part, on which rank, and what every client will do."""
+"""Plans of whole rounds: the cohort, its division among ranks, and every client's plan."""
 
 from __future__ import annotations
 
@@ -9,57 +9,56 @@ import numpy as np
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.data.seeds import sample_cohort
-from fedkeep.engine import setup
 from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.local import ClientJob
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.setup import client_plan, image_size
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Who takes part in a round, and what this rank's clients will do."""
+    """The cohort of a round, and the jobs of this rank's clients."""
 
     round: int
     cohort: list[int]
     skipped: list[int]  # sampled, but without examples
     shares: list[list[int]]  # the clients of each rank
-    mine: list[ClientJob]  # their states are still to come
+    jobs: list[ClientJob]  # of this rank; the clients' states are added later
 
 
 class RoundPlanner:
-    """Makes a run's plans: a round's when it is asked for, or ahead of it while a GPU is at work on the one before."""
+    """Makes the plans of a run's rounds, on request or ahead of time while a GPU works on the round before."""
 
     def __init__(self, settings: Settings, data: Dataset, clients: Partition, ranks: Ranks) -> None:
         self.settings, self.clients, self.ranks = settings, clients, ranks
         self.cohort_size = settings.cohort_size(len(clients))
-        self.image = setup.image_size(data, settings)
+        self.image = image_size(data, settings)
         self.labels, self.n_classes = data.y_train.numpy(), data.n_classes
         self._ahead: RoundPlan | None = None
 
-    def plans(self, number: int) -> RoundPlan:
-        """Return a round's plans: those made ahead, if they are this round's."""
+    def plan(self, number: int) -> RoundPlan:
+        """Return a round's plan; the one made ahead, if it is of this round."""
         ahead, self._ahead = self._ahead, None
         return ahead if ahead and ahead.round == number else self._plan(number)
 
-    def look_ahead(self, number: int) -> None:
-        """Make a round's plans before they are asked for, once; after the last round there is none."""
+    def plan_ahead(self, number: int) -> None:
+        """Make a round's plan before it is needed, unless one is ready or the last round is over."""
         if self._ahead is None and number <= self.settings.rounds:
             self._ahead = self._plan(number)
 
     def cohort(self, number: int) -> tuple[list[int], list[int]]:
-        """Choose who takes part in a round; also return who was chosen but has no examples."""
+        """Return the clients that take part in a round, and the sampled ones without examples."""
         sampled = sample_cohort(self.settings.seed, number, len(self.clients), self.cohort_size).tolist()
-        there = [k for k in sampled if len(self.clients[k])]
-        return there, [k for k in sampled if not len(self.clients[k])]
+        cohort = [k for k in sampled if len(self.clients[k])]
+        return cohort, [k for k in sampled if not len(self.clients[k])]
 
     def job(self, client: int, number: int) -> ClientJob:
-        """Lay out one client's round; its state is still to come."""
+        """Return one client's job in a round; its state is added later."""
         examples = self.clients[client]
-        plan = setup.client_plan(self.settings, number, client, len(examples), self.image)
+        plan = client_plan(self.settings, number, client, len(examples), self.image)
         return ClientJob(client, examples, np.bincount(self.labels[examples], minlength=self.n_classes), plan, {})
 
     def _plan(self, number: int) -> RoundPlan:
-        """Choose a round's cohort, divide it among the ranks by their work, and lay out this rank's share of it."""
         cohort, skipped = self.cohort(number)
         divided = self.ranks.divide([len(self.clients[k]) for k in cohort])
         shares = [[cohort[i] for i in share] for share in divided]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -17,11 +17,10 @@ from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine import distributed, provenance
 from fedkeep.engine.federation import Federation
-from fedkeep.engine.settings import Settings
+from fedkeep.engine.settings import Settings, SettingsDict
 from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
-from fedkeep.runs.files import fingerprint
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import read_experiment
@@ -37,7 +36,7 @@ def simulate(
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingsDict],
 ) -> History:
     """Run a federation to its last round and return its history.
 
@@ -50,7 +49,7 @@ def simulate(
     """
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
-    simulation = Simulation(method, model, data, clients, Settings(**settings), callbacks, criterion)
+    simulation = Simulation(method, model, data, clients, Settings(**cast(Any, settings)), callbacks, criterion)
     if run_dir is None:
         return simulation.run()
     return start(simulation, Path(run_dir), {"checkpoint_every": checkpoint_every})
@@ -69,7 +68,7 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     whole = {
         **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients)),
         **about,
-        "made_by": {**made_by, "ranks": s.ranks.size, **_fingerprints(s)},
+        "made_by": {**made_by, "ranks": s.ranks.size, **provenance.fingerprints(s.task, s.data, s.clients)},
     }
     return _run_in_folder(simulation, lambda: RunFolder.create(path, whole))
 
@@ -91,7 +90,7 @@ def restore_simulation(
     """Return a run's simulation as it was at its start; raise if data, split, model or criterion are not the run's."""
     settings = replace(federation.settings, engine=made_by["engine"])
     simulation = make_simulation(replace(federation, settings=settings), callbacks)
-    for key, value in _fingerprints(simulation).items():
+    for key, value in provenance.fingerprints(simulation.task, simulation.data, simulation.clients).items():
         if value != made_by[key]:
             raise RunError(f"{path} was started with a different {key}", key=key, value=value, valid=[made_by[key]])
     if simulation.ranks.size == made_by.get("ranks", 1):
@@ -108,19 +107,6 @@ def _run_in_folder(simulation: Simulation, open_folder: Callable[[], RunFolder])
 
         simulation.ranks.on_rank0(attach)
         return simulation.run()
-
-
-def _fingerprints(simulation: Simulation) -> dict[str, str]:
-    """Return hashes of what an experiment file does not hold, and the criterion's name."""
-    data, clients, public = simulation.data, simulation.clients, simulation.data.public
-    held = (public.x, public.y, public.x_val, public.y_val) if public else ()
-    arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *held)
-    return {
-        "criterion": getattr(simulation.task.criterion, "__qualname__", repr(simulation.task.criterion)),
-        "data": fingerprint(*(part for part in arrays if part is not None)),
-        "split": fingerprint(clients.indices, clients.offsets),
-        "model": provenance.model_fingerprint(simulation.task),
-    }
 
 
 def _with_settings(function: Callable[..., History]) -> inspect.Signature:

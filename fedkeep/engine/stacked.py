@@ -1,4 +1,4 @@
-"""Stacked: the cohort's weights on a leading client axis, one vectorised step for all clients.
+"""The stacked engine: the cohort's weights on a leading client axis, one vectorised step for all clients.
 
 Clients are sorted longest first, so that those still training are always a prefix: no client takes a padded step.
 Within a step, batches of unequal size are padded and masked. On a GPU the steps are replayed from CUDA graphs.
@@ -18,14 +18,15 @@ from fedkeep.engine.gpu.graphs import Graphs
 from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage
 from fedkeep.engine.mapping import Each, map_clients, one_stream_each
 from fedkeep.engine.stacked_plan import StackedPlan
+from fedkeep.method import Visit
 from fedkeep.tree import Tree
 
 
 class Stacked:
     """Trains a cohort in one vectorised step per local step.
 
-    `each` is how a function is mapped over the clients: `vmapped` by vmap, `layers.mapped` by vmap with our own
-    kernels, `unrolled` one by one on streams of their own, for modules that vmap cannot take.
+    `each` maps a function over the clients: `map_clients` by vmap, `vmap_with_kernels` by vmap with our own kernels, or
+    `one_stream_each`, one client after another, for modules that vmap does not support.
     """
 
     name = "stacked"
@@ -35,7 +36,7 @@ class Stacked:
         self.graphs = Graphs(self._step, local.task) if y.device.type == "cuda" else None
 
     def train(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
-        """Train every client of the cohort; the leaves of what returns are stacked in the order of the jobs."""
+        """Train every client of the cohort; the results are stacked in the order of the jobs."""
         order = sorted(range(len(jobs)), key=lambda k: -jobs[k].plan.steps)
         result = self._train_sorted(shared, [jobs[k] for k in order], lr)
         back = torch.from_numpy(np.argsort(order)).to(self.y.device)
@@ -43,127 +44,147 @@ class Stacked:
         return ClientResult(params, upload, client, result.losses[:, back])
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
-        local, method, task = self.local, self.local.method, self.local.task
-        cohort = StackedPlan(jobs, self.y.device)
+        method, task = self.local.method, self.local.task
+        plan = StackedPlan(jobs, self.y.device)
         client = tree.stack([job.client for job in jobs])
-        facts = local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
+        facts = self.local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad(), at_stage(method, "prepare"):
-            mine = map_clients(lambda c, f: method.prepare(task, shared, c, f), client, facts)
-            params = map_clients(lambda c, f: method.start(shared, c), client, facts)
-            notes = self._notes(shared, mine, cohort)
-            held = {
+            local = map_clients(lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts)
+            params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
+            notes = self._notes(shared, local, plan)
+            buffers = {
                 "shared": shared,
-                "local": mine,
-                "drawn": self._drawn(shared, mine, facts, cohort, notes),
+                "facts": facts,
+                "local": local,
+                "selected": self._selected(shared, facts, local, plan, notes),
                 "params": tree.map(torch.clone, params),
                 "state": map_clients(task.optimizer.init, params),
-                "notes": notes if local.notes_once else {},
-                "plan": cohort.plan,
-                "losses": torch.zeros(cohort.plan["at"].shape[:2], dtype=task.dtype, device=self.y.device),
+                "notes": notes if self.local.annotates_once else {},
+                "plan": plan.steps_on_device,
+                "losses": torch.zeros(plan.steps_on_device["at"].shape[:2], dtype=task.dtype, device=self.y.device),
             }
         with at_stage(method, "local training"):
             if self.graphs:
-                held = self.graphs.run(held, cohort.live, lr)
+                buffers = self.graphs.run(buffers, plan.live, lr)
             else:
-                for s, active in enumerate(cohort.live):
-                    self._step(held, s, active, active, lr)
-        params, losses = held["params"], held["losses"][: len(cohort.live)]
-        measured = self._measure(params, shared, mine, cohort) if method.uses("measure") else {}
+                for s, active in enumerate(plan.live):
+                    self._step(buffers, s, active, active, lr)
+        params, losses = buffers["params"], buffers["losses"][: len(plan.live)]
+        measured = self._measure(params, shared, facts, local, plan) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
             upload, client = map_clients(
-                lambda w, loc, c, f, m: method.finish(shared, w, loc, c, f, m), params, mine, client, facts, measured
+                lambda w, c, f, loc, m: method.finish(Visit("finish", task, shared, c, f, loc), w, m),
+                params,
+                client,
+                facts,
+                local,
+                measured,
             )
         return ClientResult(params, upload, client, losses)
 
-    def _step(self, held: Tree, s: int | Tensor, active: int, sure: int, lr: float | Tensor) -> None:
-        """Take step s with the first `active` clients, in place; from `sure` on they may have finished before."""
-        local = self.local
-        running = {part: held[part] for part in ("params", "state", "local", "drawn")}
-        if active < held["losses"].shape[1]:
-            running = tree.take(running, slice(active))
-        plan = tree.map(lambda t: _row(t, s, active), held["plan"])
-        batch = {**self._batch(plan, plan["augment"]), **running["drawn"]}
-        if local.notes_once:
-            batch["note"] = tree.take(held["notes"], plan["place"])
-        unsure: Tree = {}
-        if sure < active:
-            unsure = tree.take({part: running[part] for part in ("params", "state")}, slice(sure, active))
-        before = tree.map(torch.clone, unsure)
-        losses = local.step(
-            running["params"], running["state"], batch, held["shared"], running["local"], lr, each=self.each
+    def _step(self, buffers: Tree, s: int | Tensor, n_computed: int, n_certainly_live: int, lr: float | Tensor) -> None:
+        """Take step s with the first clients, in place.
+
+        The first `n_certainly_live` of them still train. The others, up to `n_computed`, are computed too, but those
+        that finished earlier keep their weights.
+        """
+        running = {part: buffers[part] for part in ("params", "state", "facts", "local", "selected")}
+        if n_computed < buffers["losses"].shape[1]:
+            running = tree.take(running, slice(n_computed))
+        plan = tree.map(lambda t: _row(t, s, n_computed), buffers["plan"])
+        batch = {**self._batch(plan, plan["augment"]), **running["selected"]}
+        if self.local.annotates_once:
+            batch["note"] = tree.take(buffers["notes"], plan["place"])
+        uncertain: Tree = {}
+        if n_certainly_live < n_computed:
+            uncertain = tree.take({part: running[part] for part in ("params", "state")},
+                                  slice(n_certainly_live, n_computed))  # fmt: skip
+        before = tree.map(torch.clone, uncertain)
+        losses = self.local.step(
+            running["params"],
+            running["state"],
+            batch,
+            buffers["shared"],
+            running["facts"],
+            running["local"],
+            lr,
+            each=self.each,
         )
         if before:
             live = plan["mask"].any(1)
             losses = torch.where(live, losses, 0)
 
             def keep(new: Tensor, old: Tensor) -> None:
-                new.copy_(torch.where(live[sure:].reshape(-1, *[1] * (new.ndim - 1)), new, old))
+                new.copy_(torch.where(live[n_certainly_live:].reshape(-1, *[1] * (new.ndim - 1)), new, old))
 
-            tree.map(keep, unsure, before)
+            tree.map(keep, uncertain, before)
         if isinstance(s, int):
-            held["losses"][s, :active] = losses
+            buffers["losses"][s, :n_computed] = losses
         else:
-            held["losses"][:, :active].index_copy_(0, s, losses[None])
+            buffers["losses"][:, :n_computed].index_copy_(0, s, losses[None])
 
     def _batch(self, plan: Tree, augment: Tree | None) -> Tree:
-        """Gather a step's examples: x, y, mask, with leading axes [active, B]."""
+        """Gather a step's examples: x, y, mask, with leading axes [clients, B]."""
         at = plan["at"]
         drawn = tree.map(lambda t: t.reshape(-1), augment) if augment else None
         x = self.local.inputs(tree.take(self.x, at.reshape(-1)), drawn)
         x = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
         return {"x": x, "y": self.y[at], "mask": plan["mask"]}
 
-    def _notes(self, shared: Tree, mine: Tree, cohort: StackedPlan) -> Tree:
-        """Annotate the cohort's examples, client after client; all at once where no client says anything of its own."""
-        if not mine:
-            return self.local.notes_of(shared, mine, self.x, self.y, cohort.examples)
+    def _notes(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
+        """Annotate the cohort's examples: client by client, or all at once if `prepare` returns nothing."""
+        if not local:
+            return self.local.annotate_all(shared, local, self.x, self.y, plan.examples)
         parts = [
-            self.local.notes_of(shared, tree.take(mine, k), self.x, self.y, own) for k, own in enumerate(cohort.own)
+            self.local.annotate_all(shared, tree.take(local, k), self.x, self.y, own) for k, own in enumerate(plan.own)
         ]
         return tree.cat(parts)
 
-    def _drawn(self, shared: Tree, mine: Tree, facts: Tree, cohort: StackedPlan, notes: Tree) -> Tree:
-        """Let every client name its examples, over a padded axis of examples."""
-        local, method, task = self.local, self.local.method, self.local.task
-        if not method.uses("draw"):
+    def _selected(self, shared: Tree, facts: Tree, local: Tree, plan: StackedPlan, notes: Tree) -> Tree:
+        """Let every client select its examples, over a padded axis of examples."""
+        method, task = self.local.method, self.local.task
+        if not method.uses("select_examples"):
             return {}
         pad = nn.utils.rnn.pad_sequence
-        y = pad([self.y[own] for own in cohort.own], batch_first=True)
-        valid, noise = cohort.valid_and_noise()
-        padded = tree.map(lambda t: pad(list(torch.split(t, cohort.sizes)), batch_first=True), notes)
-        named = map_clients(
-            lambda f, y, v, u, n: method.draw(task, shared, f, y, v, u, n),
+        y = pad([self.y[own] for own in plan.own], batch_first=True)
+        valid, noise = plan.valid_and_noise()
+        padded = tree.map(lambda t: pad(list(torch.split(t, plan.sizes)), batch_first=True), notes)
+        choice = map_clients(
+            lambda f, loc, y, v, u, n: method.select_examples(
+                Visit("select_examples", task, shared, facts=f, local=loc), y, v, u, n
+            ),
             facts,
+            local,
             y,
             valid,
             noise.to(task.dtype),
             padded,
         )
-        if named is None:
+        if choice is None:
             return {}
-        index, weight = named
-        at = cohort.examples[index + cohort.start[:, None]]
-        inputs = local.inputs(tree.take(self.x, at.reshape(-1)))
+        index, weight = choice
+        at = plan.examples[index + plan.start[:, None]]
+        inputs = self.local.inputs(tree.take(self.x, at.reshape(-1)))
         inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
         each = one_stream_each if self.each is one_stream_each else map_clients
-        note = each(lambda loc, x, y: local.note(shared, loc, x, y), mine, inputs, self.y[at])
-        return {"drawn": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
+        note = each(lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, inputs, self.y[at])
+        return {"selected": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
 
-    def _measure(self, params: Tree, shared: Tree, mine: Tree, cohort: StackedPlan) -> Tree:
+    def _measure(self, params: Tree, shared: Tree, facts: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Sum the method's measurements over one unaugmented pass of every client."""
-        local = self.local
         total: Tree = {}
-        for s in range(cohort.per_epoch[0]):
-            active = int(np.searchsorted(-cohort.per_epoch, -s, side="left"))
-            batch = self._batch(tree.take(cohort.plan, (s, slice(active))), augment=None)
+        for s in range(plan.per_epoch[0]):
+            active = int(np.searchsorted(-plan.per_epoch, -s, side="left"))
+            batch = self._batch(tree.take(plan.steps_on_device, (s, slice(active))), augment=None)
             width = batch["mask"].shape[1]
-            batch["place"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
-            with at_stage(local.method, "measure"):
+            batch["position"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
+            with at_stage(self.local.method, "measure"):
                 sums = map_clients(
-                    lambda w, b, loc: local.measure(w, b, shared, loc),
+                    lambda w, b, f, loc: self.local.measure(w, b, shared, f, loc),
                     tree.take(params, slice(active)),
                     batch,
-                    tree.take(mine, slice(active)),
+                    tree.take(facts, slice(active)),
+                    tree.take(local, slice(active)),
                 )
             if s == 0:
                 total = sums
@@ -172,10 +193,6 @@ class Stacked:
         return total
 
 
-def _row(t: Tensor, s: int | Tensor, active: int) -> Tensor:
-    """Take step s of the first clients from [S, K, ...]; a step counter on the device is never read by the host."""
-    return t[s, :active] if isinstance(s, int) else t[:, :active].index_select(0, s)[0]
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+def _row(t: Tensor, s: int | Tensor, clients: int) -> Tensor:
+    """Take step s of the first clients from [S, K, ...]; the host never reads a step counter on the device."""
+    return t[s, :clients] if isinstance(s, int) else t[:, :clients].index_select(0, s)[0]

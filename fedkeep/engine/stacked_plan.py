@@ -1,4 +1,4 @@
-"""The plans of a cohort, laid out on the device for stacked training."""
+"""The plans of a cohort as tensors on the device, for stacked training."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class StackedPlan:
     """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another."""
 
     def __init__(self, jobs: Sequence[ClientJob], device: torch.device) -> None:
-        self.steps = np.array([job.plan.steps for job in jobs])
+        steps = np.array([job.plan.steps for job in jobs])
         self.per_epoch = np.array([job.plan.per_epoch for job in jobs])
-        S, K, B = int(self.steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
-        self.live = np.searchsorted(-self.steps, -np.arange(S), side="left").tolist()  # how many train in each step
+        S, K, B = int(steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
+        self.live = np.searchsorted(-steps, -np.arange(S), side="left").tolist()  # how many clients train in each step
         self.sizes = [len(job.examples) for job in jobs]
         starts = np.cumsum([0, *self.sizes[:-1]])
         place, at = np.zeros((S, K, B), dtype=np.int64), np.zeros((S, K, B), dtype=np.int64)
@@ -36,15 +36,15 @@ class StackedPlan:
         def put(a: np.ndarray) -> Tensor:
             return torch.from_numpy(a).to(device)
 
-        # places in the training data, places in the cohort's concatenation, what is no padding, what was drawn
-        self.plan: Tree = tree.map(put, {"at": at, "place": place, "mask": mask, "augment": augment})
+        # at: index into the training data; place: index into `examples`; mask: False for padding
+        self.steps_on_device: Tree = tree.map(put, {"at": at, "place": place, "mask": mask, "augment": augment})
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
         self.start = put(starts)
         self.jobs = jobs
 
     def valid_and_noise(self) -> tuple[Tensor, Tensor]:
-        """Lay out, over a padded axis of examples, which ones are real and their uniform numbers: [K, longest]."""
+        """Return, over a padded axis of examples, which ones are real and their random numbers: [K, longest]."""
         valid = np.arange(max(self.sizes)) < np.array(self.sizes)[:, None]
         noise = np.zeros(valid.shape)
         noise[valid] = np.concatenate([job.plan.noise for job in self.jobs])

@@ -75,7 +75,7 @@ def unpack_settings(text: str, device: str) -> Settings:
 
 def method_id(method: FedAvg) -> str:
     """Say which method this is, hyperparameters and all."""
-    return json.dumps(method.described())
+    return json.dumps(method.to_dict())
 
 
 def chosen_method(given: FedAvg | str | None, run_config: Mapping[str, Any]) -> FedAvg:

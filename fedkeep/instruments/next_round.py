@@ -19,8 +19,6 @@ from fedkeep import forgetting, losses, tree
 from fedkeep._util import arrays
 from fedkeep.data import Dataset, Partition
 from fedkeep.data.augment import InputPipeline
-from fedkeep.engine import device, server_hooks
-from fedkeep.engine.divergence import check_finite
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.federation import Federation
 from fedkeep.engine.simulate import restore_simulation
@@ -91,21 +89,13 @@ class NextRound:
 
 
 def train_next_round(simulation: Simulation) -> NextRound:
-    """Train the cohort of the next round aside, exactly as the simulation would, and average it."""
-    settings, method, number = simulation.settings, simulation.method, simulation.round + 1
-    shared = method.broadcast(simulation.server)
-    ids, _ = simulation.planner.cohort(number)
+    """Train and aggregate the next round exactly as the simulation would, without changing the simulation."""
+    result = simulation.train_round(keep_models=True)
+    number, ids = result.plan.round, result.plan.cohort
     if not ids:
-        raise FedkeepError(f"none of the clients sampled for round {number} has any examples: there is nothing to see")
-    jobs, done = [simulation._job(k, number, shared) for k in ids], []
-    with device.numerics(settings, simulation.task.device, simulation.threads):
-        for some, trained in simulation._in_chunks(shared, jobs, settings.lr_in(number)):
-            check_finite(number, some, trained, shared["params"])
-            kept = {"params": trained.params, "upload": trained.upload}
-            done.append(tree.map(lambda w: w.detach().clone(), kept))  # an engine may use its memory again
-        whole, cohort = tree.cat(done), server_hooks.make_cohort(settings, ids, number)
-        after = method.aggregate(simulation.task, simulation.server, whole["upload"], cohort)["params"]
-    return NextRound(simulation, number, ids, tree.detach(simulation.params), whole["params"], tree.detach(after))
+        raise FedkeepError(f"none of the clients sampled for round {number} has any examples: nothing to analyse")
+    after = simulation.aggregate(result)["params"]
+    return NextRound(simulation, number, ids, tree.detach(simulation.params), result.clients["params"], after)
 
 
 def open_run(
@@ -146,8 +136,8 @@ def _at_checkpoint(simulation: Simulation, path: Path) -> Simulation:
     if not (path / CHECKPOINT).exists():
         raise RunError(f"{path} has no checkpoint yet: there is no model to look at")
     saved, about = read_tree(path / CHECKPOINT)
-    simulation.server = tree.to(saved["server"], simulation.task.device)
-    simulation.round = int(about["round"])
-    simulation.states = ClientStore(path / CLIENTS, cache_bytes=1 << 62)
-    simulation.states.look_at(saved["clients"])
+    state = simulation.state
+    state.server, state.round = tree.to(saved["server"], simulation.task.device), int(about["round"])
+    state.clients = ClientStore(path / CLIENTS, cache_bytes=1 << 62)
+    state.clients.look_at(saved["clients"])
     return simulation

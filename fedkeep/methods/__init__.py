@@ -1,4 +1,4 @@
-"""The methods, one short file each. `REGISTRY` names them; other packages add theirs through an entry point.
+"""Methods, one short file each. `REGISTRY` lists them; other packages add theirs through an entry point.
 
 >>> get("fedntd")().beta
 1.0
@@ -84,9 +84,9 @@ _log = logging.getLogger(__name__)
 
 
 def discover() -> dict[str, type[FedAvg]]:
-    """Add the methods that installed packages offer in the entry point group `fedkeep.methods`; return all.
+    """Add the methods of installed packages (entry point group `fedkeep.methods`) to the registry; return all.
 
-    A package's pyproject.toml says, for a class `MyMethod(fedkeep.method.FedAvg)` in `mypackage.mymethod`:
+    In the package's pyproject.toml, for a class `MyMethod(fedkeep.method.FedAvg)` in `mypackage.mymethod`:
 
         [project.entry-points."fedkeep.methods"]
         mymethod = "mypackage.mymethod:MyMethod"
@@ -100,25 +100,27 @@ def discover() -> dict[str, type[FedAvg]]:
             _log.warning("the method %s of another package cannot be loaded (%s): %s", point.name, point.value, error)
             continue
         if not (isinstance(cls, type) and issubclass(cls, FedAvg)):
-            _log.warning("the entry point %s (%s) is not a subclass of FedAvg; left out", point.name, point.value)
+            _log.warning("the entry point %s (%s) is not a subclass of FedAvg; ignored", point.name, point.value)
             continue
         REGISTRY[point.name] = cls
     return REGISTRY
 
 
 def get(name: str) -> type[FedAvg]:
-    """Return the method of this name, from here or from an installed package."""
-    found = REGISTRY.get(name) or discover().get(name)
-    if found is None:
-        raise MethodError(f"unknown method {name!r}: {did_you_mean(name, REGISTRY)}")
-    return found
+    """Return the method of this name, from fedkeep or from an installed package."""
+    cls = REGISTRY.get(name) or discover().get(name)
+    if cls is None:
+        raise MethodError(
+            f"unknown method {name!r}: {did_you_mean(name, REGISTRY)}", key="method.name", value=name, valid=REGISTRY
+        )
+    return cls
 
 
-def make(described: Mapping[str, Any]) -> FedAvg:
-    """Make the method that `described()` described: its name, and its hyperparameters or some of them.
+def make(values: Mapping[str, Any]) -> FedAvg:
+    """Return the method that `to_dict` wrote: its name, and its hyperparameters or some of them.
 
     >>> make({"name": "fedntd", "beta": 0.5}).beta
     0.5
     """
-    hypers = dict(described)
+    hypers = dict(values)
     return get(hypers.pop("name"))(**hypers)

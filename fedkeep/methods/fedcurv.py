@@ -1,21 +1,9 @@
 """FedCurv. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", NeurIPS workshop on
-federated learning 2019 (arXiv 1910.07796).
+federated learning 2019 (arXiv:1910.07796).
 
 The local loss is CE + lam * sum over the other clients j of (w - w_j)' F_j (w - w_j), F_j the diagonal Fisher
 information at w_j. Its gradient needs two sums only, of u_j = F_j and of v_j = F_j w_j.
-
-Where the paper leaves a choice:
-
-- F is the empirical Fisher, with the true labels, over at most s of the client's examples, in random order, never
-  augmented and with the model in evaluation mode. `fisher = "example"` is the mean of the squared gradients of single
-  examples; "batch" the mean over minibatches of the squared gradient of a minibatch's mean loss, as in FedNTD's
-  released code (s = 500, lam = 1). That is smaller, by about the size of a batch where gradients are noise: a good
-  lam for one is not one for the other. FedSSD, which finds lam = 1e-3 best for CIFAR-10, does not say which it took.
-- The sum is over the last u and v of every client seen so far, not over this round's cohort, and plain: clients
-  do not weigh by n_k.
-- The server keeps the sums and nothing per client: a client remembers its own last u and v, uploads the changes, and
-  takes its own part out of the sums it receives. In round 1 they are 0, so there is no penalty.
-- FedSSD's text counts 2.5 times FedAvg's bytes, and twice in its section 5.4. Here it is 3 models down and 3 up.
+Choices and deviations: docs/methods/fedcurv.md.
 """
 
 from __future__ import annotations
@@ -28,51 +16,60 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.method import Cohort, FedAvg, hyper
+from fedkeep.method import (
+    Batch,
+    ClientState,
+    Cohort,
+    FedAvg,
+    Grads,
+    Local,
+    Params,
+    ServerTree,
+    Shared,
+    Upload,
+    Visit,
+    hyper,
+)  # fmt: skip
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
-_AT_ONCE = 10  # gradients of single examples held at a time: each is as large as the model
+_AT_ONCE = 10  # gradients of single examples in memory at a time: each is as large as the model
 
 
 @dataclass(frozen=True)
 class FedCurv(FedAvg):
-    """FedCurv: hold every client near the others' last weights, each weight as firmly as it mattered to them."""
+    """FedCurv: penalise changes to weights that are important for other clients."""
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "Shoham et al., NeurIPS workshop 2019"
-    lam: float = hyper(1.0, "weight of the penalty (lambda)", low=0, neutral=0.0, other=0.1)
-    s: int = hyper(500, "examples that estimate the Fisher information, at most", low=1, whole=True, other=2)
-    fisher: str = hyper("example", "squared gradients of what", choices=("example", "batch"), other="batch")
+    lam: float = hyper(1.0, "weight of the penalty (lambda)", low=0, fedavg_at=0.0, test_value=0.1,
+                       warning='a good value for fisher="example" is not one for "batch", whose Fisher information '
+                               "is smaller by about the batch size")  # fmt: skip
+    s: int = hyper(500, "maximum number of examples that estimate the Fisher information", low=1, whole=True,
+                   test_value=2)  # fmt: skip
+    fisher: str = hyper("example", "squared gradients of single examples or of minibatches",
+                        choices=("example", "batch"), test_value="batch")  # fmt: skip
 
-    def init_server(self, task: Task, params: Tree) -> Tree:
-        """Start with sums of 0."""
-        return {"params": params, "u": tree.zeros_like(params), "v": tree.zeros_like(params)}
-
-    def broadcast(self, server: Tree) -> Tree:
-        """Send the weights and the sums of u and v."""
-        return {"params": server["params"], "u": server["u"], "v": server["v"]}
-
-    def init_client(self, task: Task, params: Tree) -> Tree:
+    def init_client(self, task: Task, params: Params) -> ClientState:
         """Start with nothing in the sums."""
         return {"u": tree.zeros_like(params), "v": tree.zeros_like(params)}
 
-    def prepare(self, task: Task, shared: Tree, client: Tree, facts: Tree) -> Tree:
-        """Take the client's own part out of the sums."""
-        return {"u": tree.sub(shared["u"], client["u"]), "v": tree.sub(shared["v"], client["v"])}
+    def prepare(self, visit: Visit) -> Local:
+        """Subtract the client's own part from the sums."""
+        return {key: tree.sub(visit.shared[key], visit.client[key]) for key in ("u", "v")}
 
-    def correct(self, grads: Tree, params: Tree, shared: Tree, local: Tree) -> Tree:
+    def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
         """Return g + 2 lam (u w - v)."""
 
-        def pull(g: Tensor, w: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        def corrected(g: Tensor, w: Tensor, u: Tensor, v: Tensor) -> Tensor:
             return g + 2 * self.lam * (u * w - v)
 
-        return tree.map(pull, grads, params, local["u"], local["v"])  # type: ignore[no-any-return]
+        return tree.map(corrected, grads, params, visit.local["u"], visit.local["v"])
 
-    def measure(self, task: Task, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tree:
+    def measure(self, visit: Visit, params: Params, batch: Batch) -> Tree:
         """Sum squared gradients over the first s examples, and count them (or the minibatches)."""
-        x, y = batch["x"], batch["y"]
-        counted = (batch["mask"] & (batch["place"] < self.s)).to(task.dtype)
+        task, x, y = visit.task, batch["x"], batch["y"]
+        counted = (batch["mask"] & (batch["position"] < self.s)).to(task.dtype)
         if self.fisher == "batch":
             size = counted.sum()
             gradient = torch.func.grad(lambda w: (counted * _losses(task, w, x, y)).sum() / size.clamp(min=1))(params)
@@ -83,28 +80,34 @@ class FedCurv(FedAvg):
             squares = tree.map(lambda t, g, c=counted[at]: t + torch.tensordot(c, g**2, dims=1), squares, each)
         return {"squares": squares, "count": counted.sum()}
 
-    def finish(
-        self, shared: Tree, params: Tree, local: Tree, client: Tree, facts: Tree, measured: Tree
-    ) -> tuple[Tree, Tree]:
+    def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Upload the changes of u = F and v = F w, and keep both."""
         u = tree.scale(measured["squares"], 1 / measured["count"])
-        kept = {"u": u, "v": tree.map(torch.mul, u, params)}
-        return {"params": params, "n": facts["n"], **tree.sub(kept, client)}, kept
+        state = {"u": u, "v": tree.map(torch.mul, u, params)}
+        return {"params": params, "n": visit.facts["n"], **tree.sub(state, visit.client)}, state
 
-    def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+    def init_server(self, task: Task, params: Params) -> ServerTree:
+        """Start with sums of 0."""
+        return {"params": params, "u": tree.zeros_like(params), "v": tree.zeros_like(params)}
+
+    def broadcast(self, server: ServerTree) -> Shared:
+        """Send the weights and the sums of u and v."""
+        return {"params": server["params"], "u": server["u"], "v": server["v"]}
+
+    def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
         """Average the weights, and add the changes to the sums."""
         sums = {key: tree.map(lambda t, d: t + d.sum(0), server[key], uploads[key]) for key in ("u", "v")}
         return {"params": tree.mean(uploads["params"], uploads["n"]), **sums}
 
 
-def _losses(task: Task, params: Tree, x: Any, y: Tensor) -> Tensor:
+def _losses(task: Task, params: Params, x: Any, y: Tensor) -> Tensor:
     return task.criterion(task.apply(params, x), y)
 
 
 def _gradients(task: Task) -> Callable[..., Tree]:
-    """Make the function (params, x, y) -> the gradient of every single example's loss."""
+    """Return the function (params, x, y) -> the gradient of every single example's loss."""
 
-    def single(params: Tree, x: Any, y: Tensor) -> Tensor:
+    def single(params: Params, x: Any, y: Tensor) -> Tensor:
         return _losses(task, params, tree.map(lambda t: t[None], x), y[None]).sum()
 
     return torch.func.vmap(torch.func.grad(single), in_dims=(None, 0, 0))

@@ -1,4 +1,7 @@
-"""FedProx. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2."""
+"""FedProx. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv:1812.06127), eq. 2.
+
+Choices and deviations: docs/methods/fedprox.md.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.method import FedAvg, hyper
-from fedkeep.task import Task
-from fedkeep.tree import Tree
+from fedkeep.method import Batch, FedAvg, Params, Visit, hyper
 
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedProx: hold every client near the global weights by mu/2 ||w - w_g||^2.
-
-    mu is 0.1 in FedNTD's table 5; FedGKD and FedSSD use 0.01 for CIFAR-10, 0.001 for CIFAR-100 and Tiny-ImageNet.
-    """
+    """FedProx: keep every client near the global weights with the penalty mu/2 ||w - w_g||^2."""
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
-    mu: float = hyper(0.1, "weight of the proximal term", low=0, neutral=0.0, other=1.0)
+    mu: float = hyper(0.1, "weight of the proximal term", low=0, fedavg_at=0.0, test_value=1.0)
 
-    def loss(self, task: Task, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tensor:
+    def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return mean CE + mu/2 ||w - w_g||^2."""
-        gap = tree.sub(params, shared["params"])
-        return super().loss(task, params, batch, shared, local) + self.mu / 2 * tree.dot(gap, gap)
+        gap = tree.sub(params, visit.shared["params"])
+        return super().loss(visit, params, batch) + self.mu / 2 * tree.dot(gap, gap)

@@ -1,13 +1,6 @@
-"""MOON. Li et al., "Model-Contrastive Federated Learning", CVPR 2021, eq. 3-5 and algorithm 1.
+"""MOON. Li et al., "Model-Contrastive Federated Learning", CVPR 2021 (arXiv:2103.16257), eq. 3-5 and algorithm 1.
 
-Where the paper leaves a choice, or others read it differently:
-
-- The features are what the model's classifier sees: `features(x)`. The paper puts a projection head there (two dense
-  layers, output 256): build the model with `projection=256`. FedGKD and FedSSD do so; FedNTD uses no head.
-- At a client's first visit its previous model is the global one. Both similarities are then equal, the term is the
-  constant mu log 2 and its gradient 0: a first visit trains as FedAvg does.
-- Table 5 of FedNTD lists tau's candidates as "{0.1, 0.5, 1, 0}": 1.0 is meant. FedGKD and FedSSD agree on mu for
-  CIFAR-10 (5) and Tiny-ImageNet (1), not for CIFAR-100 (5 and 1).
+Choices and deviations: docs/methods/moon.md.
 """
 
 from __future__ import annotations
@@ -19,41 +12,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeep.losses import masked_mean
-from fedkeep.method import FedAvg, hyper
+from fedkeep.method import Batch, ClientState, FedAvg, Local, Note, Params, Upload, Visit, hyper
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 
 @dataclass(frozen=True)
 class MOON(FedAvg):
-    """MOON: draw a client's features towards the global model's, and away from those of its own previous model."""
+    """MOON: pull a client's features towards the global model's, and away from those of its own previous model."""
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
-    mu: float = hyper(1.0, "weight of the contrastive term", low=0, neutral=0.0, other=5.0)
-    tau: float = hyper(0.5, "temperature of the similarities", above=0, other=0.1)
+    mu: float = hyper(1.0, "weight of the contrastive term", low=0, fedavg_at=0.0, test_value=5.0)
+    tau: float = hyper(0.5, "temperature of the similarities", above=0, test_value=0.1)
 
-    def init_client(self, task: Task, params: Tree) -> Tree:
-        """Take the global model for the previous one."""
+    def init_client(self, task: Task, params: Params) -> ClientState:
+        """Use the global model as the previous one."""
         return {"previous": params}
 
-    def prepare(self, task: Task, shared: Tree, client: Tree, facts: Tree) -> Tree:
-        """Hand the previous model on."""
-        return {"previous": client["previous"]}
+    def prepare(self, visit: Visit) -> Local:
+        """Pass on the previous model."""
+        return {"previous": visit.client["previous"]}
 
-    def annotate(self, task: Task, shared: Tree, local: Tree, x: Any, y: Tensor) -> Tree:
+    def annotate(self, visit: Visit, x: Any, y: Tensor) -> Note:
         """Note the features of the global and of the previous model, h_g and h_p."""
-        return {"h_g": task.outputs(shared["params"], x)[0], "h_p": task.outputs(local["previous"], x)[0]}
+        features = visit.task.outputs
+        return {"h_g": features(visit.shared["params"], x)[0], "h_p": features(visit.local["previous"], x)[0]}
 
-    def loss(self, task: Task, params: Tree, batch: Tree, shared: Tree, local: Tree) -> Tensor:
+    def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return the mean of CE + mu * -log(e^{s_g/tau} / (e^{s_g/tau} + e^{s_p/tau})), s the cosines."""
-        h, z = task.outputs(params, batch["x"], train=True)
+        h, z = visit.task.outputs(params, batch["x"], train=True)
         s_g, s_p = (F.cosine_similarity(h, batch["note"][key], dim=-1) for key in ("h_g", "h_p"))
         contrast = -F.logsigmoid((s_g - s_p) / self.tau)
-        return masked_mean(task.criterion(z, batch["y"]) + self.mu * contrast, batch["mask"])
+        return masked_mean(visit.task.criterion(z, batch["y"]) + self.mu * contrast, batch["mask"])
 
-    def finish(
-        self, shared: Tree, params: Tree, local: Tree, client: Tree, facts: Tree, measured: Tree
-    ) -> tuple[Tree, Tree]:
+    def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Keep the local model for the next visit."""
-        return {"params": params, "n": facts["n"]}, {"previous": params}
+        return {"params": params, "n": visit.facts["n"]}, {"previous": params}

@@ -1,10 +1,7 @@
-"""SCAFFOLD. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-algorithm 1 with option II.
+"""SCAFFOLD. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020
+(arXiv:1910.06378), algorithm 1 with option II.
 
-Where the paper leaves a choice: with a momentum of r the displacement of a client is that of its *effective* steps
-(see `fedkeep.optim`), so those stand in option II's denominator; without momentum they are the steps. The weights
-are averaged by n_k, as for every method here; the control variates uniformly, as printed. Option II estimates a
-gradient from a displacement, which means what it should under SGD; under Adam it is a normalised gradient.
+Choices and deviations: docs/methods/scaffold.md.
 """
 
 from __future__ import annotations
@@ -13,48 +10,59 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeep import tree
-from fedkeep.method import Cohort, FedAvg, hyper
+from fedkeep.method import (
+    ClientState,
+    Cohort,
+    FedAvg,
+    Grads,
+    Local,
+    Params,
+    ServerTree,
+    Shared,
+    Upload,
+    Visit,
+    hyper,
+)  # fmt: skip
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """SCAFFOLD: correct every local gradient by c - c_k, the drift of the client away from the average."""
+    """SCAFFOLD: correct every local gradient by c - c_k, the client's drift away from the average."""
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    eta_g: float = hyper(1.0, "global step size", above=0, other=0.5)
+    eta_g: float = hyper(1.0, "global step size", above=0, test_value=0.5)
 
-    def init_server(self, task: Task, params: Tree) -> Tree:
-        """Start with c = 0."""
-        return {"params": params, "c": tree.zeros_like(params)}
-
-    def broadcast(self, server: Tree) -> Tree:
-        """Send the weights and c."""
-        return {"params": server["params"], "c": server["c"]}
-
-    def init_client(self, task: Task, params: Tree) -> Tree:
+    def init_client(self, task: Task, params: Params) -> ClientState:
         """Start with c_k = 0."""
         return {"c_k": tree.zeros_like(params)}
 
-    def prepare(self, task: Task, shared: Tree, client: Tree, facts: Tree) -> Tree:
-        """Make the correction c - c_k."""
-        return {"correction": tree.sub(shared["c"], client["c_k"])}
+    def prepare(self, visit: Visit) -> Local:
+        """Compute the correction c - c_k."""
+        return {"correction": tree.sub(visit.shared["c"], visit.client["c_k"])}
 
-    def correct(self, grads: Tree, params: Tree, shared: Tree, local: Tree) -> Tree:
+    def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
         """Return g + c - c_k."""
-        return tree.add(grads, local["correction"])
+        return tree.add(grads, visit.local["correction"])
 
-    def finish(
-        self, shared: Tree, params: Tree, local: Tree, client: Tree, facts: Tree, measured: Tree
-    ) -> tuple[Tree, Tree]:
+    def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Option II: c_k' = c_k - c + (w_g - w) / (effective steps * lr); upload the change of c_k."""
+        shared, facts = visit.shared, visit.facts
         gradient = tree.scale(tree.sub(shared["params"], params), 1 / (facts["effective_steps"] * facts["lr"]))
         dc = tree.sub(gradient, shared["c"])
-        return {"params": params, "n": facts["n"], "dc": dc}, {"c_k": tree.add(client["c_k"], dc)}
+        return {"params": params, "n": facts["n"], "dc": dc}, {"c_k": tree.add(visit.client["c_k"], dc)}
 
-    def aggregate(self, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
+    def init_server(self, task: Task, params: Params) -> ServerTree:
+        """Start with c = 0."""
+        return {"params": params, "c": tree.zeros_like(params)}
+
+    def broadcast(self, server: ServerTree) -> Shared:
+        """Send the weights and c."""
+        return {"params": server["params"], "c": server["c"]}
+
+    def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
         """Move by eta_g towards the average, and c by K/N of the mean change."""
         average = tree.mean(uploads["params"], uploads["n"])
         params = tree.map(lambda w, a: w + self.eta_g * (a - w), server["params"], average)

@@ -178,6 +178,8 @@ def _locked(path: Path) -> FileLock:
         lock.acquire()
     except Timeout:
         raise RunError(
-            f"another process is using {path.parent}; wait for it or stop it first", key="run_dir", value=str(path.parent)
+            f"another process is using {path.parent}; wait for it or stop it first",
+            key="run_dir",
+            value=str(path.parent),
         ) from None
     return lock

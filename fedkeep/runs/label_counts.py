@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.data.partition import Partition
-from fedkeep.runs.history import History
-from fedkeep.runs.history import Record
-from fedkeep.runs.files import SPLIT, write_atomic
-
 from fedkeep._util.arrays import evenly_spaced
+from fedkeep.data.partition import Partition
+from fedkeep.runs.files import SPLIT, write_atomic
+from fedkeep.runs.history import History, Record
 
 MAX_CLIENTS = 200
 

@@ -15,7 +15,7 @@ from fedkeep.tree import Tree
 
 @dataclass
 class ServerState:
-    """The server's tree, the last finished round, the history, the clients' states, and the folder they are saved in."""
+    """The server's tree, the last finished round, the history, the clients' states, and the folder that saves them."""
 
     server: Tree
     history: History

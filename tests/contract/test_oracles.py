@@ -1,4 +1,4 @@
-"""Every method against a plain torch loop of its paper's formulas, written without any of fedkeep's code."""
+"""Every method against a plain torch loop of its paper's formulas, written without fedkeep's code."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ORACLES = {name: importlib.import_module(f"oracles.{name}") for name in fk.metho
 CASES = [(name, hyper) for name, module in ORACLES.items() for hyper in module.CASES]
 
 
-def test_every_hyperparameter_stands_in_some_case() -> None:
+def test_every_hyperparameter_is_in_some_case() -> None:
     for name, module in ORACLES.items():
-        said = {key for case in module.CASES for key in case}
-        assert said == set(fk.methods.REGISTRY[name].hyperparameters()), name
+        cases = {key for case in module.CASES for key in case}
+        assert cases == set(fk.methods.REGISTRY[name].hyperparameters()), name
 
 
 @pytest.mark.parametrize(("name", "hyper"), CASES, ids=[f"{n} {h}" for n, h in CASES])
@@ -36,7 +36,7 @@ def test_one_local_training_of_fedntd_equals_plain_torch(problem: Problem) -> No
     sim = problem.simulation(fk.methods.FedNTD(beta=1.0, tau=1.0))
     shared = sim.method.broadcast(sim.server)
     at = problem.clients[5]
-    ours = sim.local.train_one(shared, {}, sim.x[at], sim.y[at], sim._job(5, 1, shared).plan, lr=0.1)
+    ours = sim.local.train_one(shared, {}, sim.x[at], sim.y[at], sim.job(5, 1).plan, lr=0.1)
     assert gap({n: p.detach() for n, p in oracle.named_parameters()}, ours.params) < 1e-12
 
 

@@ -93,7 +93,7 @@ def test_graphs_are_captured_anew_for_cohorts_that_outgrow_the_last() -> None:
     sim = fk.Simulation("fedavg", "mlp", fk.data.from_arrays(x, y, x, y), clients, settings)
     shared = sim.method.broadcast(sim.server)
     for client in range(3):
-        sim.engine.train(shared, [sim._job(client, 1, shared)], 0.1)
+        sim.engine.train(shared, [sim.job(client, 1)], 0.1)
         assert sim.engine.graphs.works
 
 
@@ -114,7 +114,8 @@ def test_another_runs_graphs_are_not_freed_in_the_middle_of_a_capture(problem: P
 class Listing(fk.methods.FedAvg):
     """Makes a tensor of Python numbers in every step, which a graph cannot hold."""
 
-    def loss(self, task, params, batch, shared, local):
+    def loss(self, visit, params, batch):
+        task = visit.task
         weights = torch.tensor([1.0] * task.n_classes, dtype=task.dtype, device=batch["y"].device)
         z = task.apply(params, batch["x"], train=True)
         return fk.losses.masked_mean(task.criterion(z, batch["y"]) * weights[batch["y"]], batch["mask"])

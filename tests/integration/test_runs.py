@@ -287,8 +287,8 @@ def test_checkpoint_holds_all_state(tmp_path: Path, problem: Problem, name: str)
         assert second.round == 2
         second.run()
     assert same(whole.server, second.server)
-    assert set(whole.states) == set(second.states)
-    assert all(same(whole.states[k], second.states[k]) for k in whole.states)
+    assert set(whole.state.clients) == set(second.state.clients)
+    assert all(same(whole.state.clients[k], second.state.clients[k]) for k in whole.state.clients)
 
 
 # The folder
@@ -526,9 +526,9 @@ def test_states_of_the_last_checkpoint_stay_until_the_next_one_lands(tmp_path: P
 def test_memory_holds_only_the_cohort_and_the_cache(tmp_path: Path, problem: Problem) -> None:
     with RunFolder.create(tmp_path, {"checkpoint_every": 1}) as folder:
         sim = problem.simulation(fk.methods.Scaffold(), participation=1.0).attach(folder)
-        sim.states.cache_bytes = 1
+        sim.state.clients.cache_bytes = 1
         sim.run()
-        assert len(sim.states._cache) == 1
-        assert len(sim.states) == len(problem.clients)
+        assert len(sim.state.clients._cache) == 1
+        assert len(sim.state.clients) == len(problem.clients)
         whole = problem.run(fk.methods.Scaffold(), participation=1.0)
         assert same(whole.server, sim.server)

@@ -173,7 +173,7 @@ def test_clients_without_examples_are_skipped(problem: Problem, caplog: pytest.L
 def test_only_visited_clients_have_state(problem: Problem) -> None:
     sim = problem.simulation(fk.methods.Scaffold(), participation=2)
     record = sim.step()
-    assert sorted(sim.states) == record["cohort"]
+    assert sorted(sim.state.clients) == record["cohort"]
 
 
 def test_callbacks_see_every_round_and_may_stop_the_run(problem: Problem) -> None:
@@ -218,8 +218,9 @@ def test_a_server_that_diverges_is_named(problem: Problem) -> None:
 
 def test_a_bad_upload_is_named(problem: Problem) -> None:
     class Bad(fk.methods.FedAvg):
-        def finish(self, shared, params, local, client, facts, measured):
-            return {"params": params, "n": facts["n"], "extra": facts["n"] / 0}, client
+        def finish(self, visit, params, measured):
+            n = visit.facts["n"]
+            return {"params": params, "n": n, "extra": n / 0}, visit.client
 
     with pytest.raises(Diverged, match="not finite in the upload: extra"):
         problem.run(Bad())
@@ -362,8 +363,8 @@ def test_single_steps_are_recorded_like_a_run(problem: Problem) -> None:
 
 def test_a_loss_per_example_is_refused(problem: Problem) -> None:
     class PerExample(fk.methods.FedAvg):
-        def loss(self, task, params, batch, shared, local):
-            return task.criterion(task.apply(params, batch["x"], train=True), batch["y"])
+        def loss(self, visit, params, batch):
+            return visit.task.criterion(visit.task.apply(params, batch["x"], train=True), batch["y"])
 
     for engine in ("loop", "stacked"):
         with pytest.raises(fk.errors.MethodError, match=r"single number, not \(\d"):
@@ -395,8 +396,7 @@ def test_what_aggregate_must_return_is_said(problem: Problem, returned: object) 
 def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, at_once: int | None
 ) -> None:
-    from fedkeep.engine import round_plan as planning
-    from fedkeep.engine import simulation as rounds
+    from fedkeep.engine import round_plan, round_trainer
 
     events: list[str] = []
 
@@ -404,8 +404,8 @@ def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: events.append(name) or original(*args))
 
-    noted(planning, "sample_cohort")
-    noted(rounds, "check_finite")
+    noted(round_plan, "sample_cohort")
+    noted(round_trainer, "check_finite")
     problem.run(fk.methods.FedAvg(), rounds=3, participation=2, at_once=at_once)
     waits = ["check_finite"] * (2 if at_once else 1)
     assert events == ["sample_cohort", *["sample_cohort", *waits] * 2, *waits]
@@ -569,7 +569,7 @@ def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_parts(
             return train(shared, jobs, lr)
 
         sim.engine.train = tight
-        sim._engine = lambda name: sim.engine
+        sim.trainer._choose = lambda name: sim.engine
         return sim
 
     method = fk.methods.get(name)()

@@ -1,4 +1,4 @@
-"""All registered methods, and one more that uses every hook."""
+"""All registered methods, one more that uses every hook, and one with two gradients per step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class EveryHook(FedAvg):
     """No paper's method: it uses every hook of the contract, so that no engine can forget one."""
 
     name: ClassVar[str] = "every_hook"
-    a: float = hyper(0.02, "weight of the drawn examples", low=0, other=0.06)
-    b: float = hyper(0.05, "weight of the memory", low=0, other=0.2)
+    passes: ClassVar[tuple[str, ...]] = ("distance", "loss")
+    a: float = hyper(0.02, "weight of the selected examples", low=0, test_value=0.06)
+    b: float = hyper(0.05, "weight of the memory", low=0, test_value=0.2)
 
     def init_server(self, task, params):
         assert task.public is not None
@@ -34,48 +35,64 @@ class EveryHook(FedAvg):
             "visits": torch.zeros((), dtype=task.dtype, device=task.device),
         }
 
-    def start(self, shared, client):
-        return tree.map(lambda w, last: w + 0.01 * last, shared["params"], client["last"])
+    def start(self, visit):
+        return tree.map(lambda w, last: w + 0.01 * last, visit.shared["params"], visit.client["last"])
 
-    def prepare(self, task, shared, client, facts):
+    def prepare(self, visit):
         return {
-            "last": client["last"],
-            "share": facts["label_counts"] / facts["n"],
-            "visits": client["visits"],
+            "last": visit.client["last"],
+            "share": visit.facts["label_counts"] / visit.facts["n"],
+            "visits": visit.client["visits"],
         }
 
-    def annotate(self, task, shared, local, x, y):
-        features, z = task.outputs(shared["params"], x)
-        return {"z": z + local["visits"], "norm": features.norm(dim=-1)}
+    def annotate(self, visit, x, y):
+        features, z = visit.task.outputs(visit.shared["params"], x)
+        return {"z": z + visit.local["visits"], "norm": features.norm(dim=-1)}
 
-    def draw(self, task, shared, facts, y, valid, noise, note):
-        classes = torch.arange(task.n_classes, device=y.device)
-        mine = (y[None] == classes[:, None]) & valid[None]
-        score = torch.where(mine, noise[None] + note["norm"][None], -1.0)
-        return score.argmax(1), (facts["label_counts"] > 0).to(score.dtype)
+    def select_examples(self, visit, y, valid, noise, note):
+        classes = torch.arange(visit.task.n_classes, device=y.device)
+        own = (y[None] == classes[:, None]) & valid[None]
+        score = torch.where(own, noise[None] + note["norm"][None] + visit.local["visits"], -1.0)
+        return score.argmax(1), (visit.facts["label_counts"] > 0).to(score.dtype)
 
-    def loss(self, task, params, batch, shared, local):
-        drawn = batch["drawn"]
+    def distance(self, visit, params, batch):
+        gap = tree.sub(params, visit.shared["params"])
+        z = visit.task.apply(params, batch["x"], train=True)
+        return 0.1 * tree.dot(gap, gap) + 0.01 * masked_mean(((z - batch["note"]["z"]) ** 2).sum(-1), batch["mask"])
+
+    def gradient_point(self, visit, params, grads):
+        return tree.map(lambda w, g: w + visit.facts["lr"] / visit.facts["steps"] * g, params, grads["distance"])
+
+    def loss(self, visit, params, batch):
+        selected, task = batch["selected"], visit.task
         z = task.apply(params, batch["x"], train=True)
         base = cross_entropy(z, batch["y"]) + 0.01 * ((z - batch["note"]["z"]) ** 2).sum(-1)
-        anchor = ((task.apply(params, drawn["x"], train=True) - drawn["note"]["z"]) ** 2).sum(-1)
-        weighted = (anchor * drawn["weight"]).sum() / drawn["weight"].sum()
+        anchor = ((task.apply(params, selected["x"], train=True) - selected["note"]["z"]) ** 2).sum(-1)
+        weighted = (anchor * selected["weight"]).sum() / selected["weight"].sum()
         return masked_mean(base, batch["mask"]) + self.a * weighted
 
-    def correct(self, grads, params, shared, local):
-        return tree.map(lambda g, last: g + self.b * last, grads, local["last"])
+    def combine_gradients(self, visit, params, grads):
+        share = visit.local["share"].max()
+        return tree.map(lambda g, d: g + 0.01 * share * d, grads["loss"], grads["distance"])
 
-    def measure(self, task, params, batch, shared, local):
-        hit = (task.apply(params, batch["x"]).argmax(-1) == batch["y"]) & batch["mask"] & (batch["place"] < 6)
+    def correct(self, visit, params, grads):
+        scale = self.b / visit.facts["effective_steps"] * visit.facts["steps"]
+        return tree.map(lambda g, last: g + scale * last, grads, visit.local["last"])
+
+    def measure(self, visit, params, batch):
+        task = visit.task
+        hit = (task.apply(params, batch["x"]).argmax(-1) == batch["y"]) & batch["mask"] & (batch["position"] < 6)
         classes = torch.arange(task.n_classes, device=hit.device)
-        return {"hits": (hit[:, None] & (batch["y"][:, None] == classes)).sum(0).to(task.dtype)}
+        hits = (hit[:, None] & (batch["y"][:, None] == classes)).sum(0).to(task.dtype)
+        return {"hits": hits * (visit.facts["label_counts"] > 0)}
 
-    def finish(self, shared, params, local, client, facts, measured):
-        upload = {"params": params, "n": facts["n"], "hits": measured["hits"], "visits": client["visits"]}
-        return upload, {"last": tree.sub(params, shared["params"]), "visits": client["visits"] + 1}
+    def finish(self, visit, params, measured):
+        visits = visit.client["visits"]
+        upload = {"params": params, "n": visit.facts["n"], "hits": measured["hits"], "visits": visits}
+        return upload, {"last": tree.sub(params, visit.shared["params"]), "visits": visits + 1}
 
-    def personal(self, shared, client):
-        return tree.add(shared["params"], client["last"])
+    def personal_params(self, visit):
+        return tree.add(visit.shared["params"], visit.client["last"])
 
     def aggregate(self, task, server, uploads, cohort):
         rng = torch.Generator().manual_seed(cohort.seed)
@@ -84,4 +101,23 @@ class EveryHook(FedAvg):
         return {"params": params, "seen": server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum()}
 
 
-METHODS = {**fk.methods.REGISTRY, EveryHook.name: EveryHook}
+@dataclass(frozen=True)
+class SAM(FedAvg):
+    """Sharpness-aware minimisation at the clients: the gradient of the loss at the worst point within rho.
+
+    Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021, eq. 2-3.
+    """
+
+    name: ClassVar[str] = "sam"
+    passes: ClassVar[tuple[str, ...]] = ("ascent", "loss")
+    rho: float = hyper(0.05, "radius of the neighbourhood", low=0, fedavg_at=0.0, test_value=0.5)
+
+    def ascent(self, visit, params, batch):
+        return self.loss(visit, params, batch)
+
+    def gradient_point(self, visit, params, grads):
+        scale = self.rho / (tree.dot(grads["ascent"], grads["ascent"]).sqrt() + 1e-12)
+        return tree.map(lambda w, g: w + scale * g, params, grads["ascent"])
+
+
+METHODS = {**fk.methods.REGISTRY, EveryHook.name: EveryHook, SAM.name: SAM}

@@ -124,7 +124,7 @@ def test_without_a_validation_part_it_refuses(problem: Problem, name: str) -> No
 def test_feddf_never_reads_a_public_label(problem: Problem) -> None:
     sim = problem.simulation(fk.methods.FedDF())
     shared = sim.method.broadcast(sim.server)
-    uploads = sim.engine.train(shared, [sim._job(k, 1, shared) for k in (3, 5)], 0.1).upload
+    uploads = sim.engine.train(shared, [sim.job(k, 1) for k in (3, 5)], 0.1).upload
     cohort = fk.method.Cohort((3, 5), 1, 0)
     labelled = sim.method.aggregate(sim.task, sim.server, uploads, cohort)
     public = sim.task.public

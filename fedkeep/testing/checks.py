@@ -1,0 +1,356 @@
+"""The contract checks, by name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeep import tree
+from fedkeep._util.validate import require_choice
+from fedkeep.data.augment import Augment
+from fedkeep.engine.gpu.graphs import graph_sizes
+from fedkeep.engine.loop import Loop
+from fedkeep.engine.simulation import Simulation
+from fedkeep.engine.stacked import Stacked
+from fedkeep.errors import MethodError
+from fedkeep.method import HOOKS, Cohort, FedAvg, Visit
+from fedkeep.testing.problem import Problem, difference, small_problem
+from fedkeep.tree import Tree
+
+TOLERANCE = 1e-12  # largest relative difference between engines, in float64
+CHANGED = 1e-6  # smallest relative difference that counts as another result
+
+CHECKS: dict[str, Callable[[FedAvg, Problem], None]] = {}
+
+
+def check_method(method: FedAvg, only: Iterable[str] | None = None) -> None:
+    """Run all checks, or only those named; raise `MethodError` at the first that fails. Its `key` names the check."""
+    problem = small_problem()
+    for name in CHECKS if only is None else only:
+        require_choice("only", name, CHECKS, what="check")
+        CHECKS[name](method, problem)
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What a check expects of a method; raises `MethodError` where it does not hold."""
+
+    method: FedAvg
+    check: str
+
+    def true(self, condition: bool, otherwise: str) -> None:
+        """Raise unless the condition holds; `otherwise` says what is wrong."""
+        if not condition:
+            raise MethodError(f"{self.method.name} fails the check {self.check}: {otherwise}", key=self.check)
+
+    def same(self, a: Tree, b: Tree, otherwise: str, tolerance: float = TOLERANCE) -> None:
+        """Raise unless two trees are equal up to a relative tolerance."""
+        gap = difference(a, b)
+        self.true(gap <= tolerance, f"{otherwise} (relative difference {gap:.2g})")
+
+
+def _check(function: Callable[..., None], name: str = "") -> Callable[..., None]:
+    """Add a check to `CHECKS`."""
+    name = name or function.__name__.removeprefix("_")
+
+    def run(method: FedAvg, problem: Problem) -> None:
+        expect = Expect(method, name)
+        try:
+            function(method, problem, expect)
+        except MethodError as error:
+            expect.true(error.key == name, str(error))
+            raise
+        except RuntimeError as error:  # from torch, where a hook cannot be stacked
+            expect.true(False, str(error).splitlines()[0])
+
+    CHECKS[name] = run
+    return function
+
+
+# Engines agree
+
+
+def _stacked_equals_loop(method: FedAvg, problem: Problem, expect: Expect, **changes: Any) -> None:
+    changes = {"eval_local_every": 1, **changes}
+    loop = problem.run(method, engine="loop", **{**changes, "at_once": None})
+    stacked = problem.run(method, engine="stacked", **changes)
+    expect.same(loop.server, stacked.server, "the server's trees differ between loop and stacked engine")
+    a, b = loop.state.clients, stacked.state.clients
+    expect.true(set(a) == set(b), "loop and stacked engine store states of different clients")
+    for k in a:
+        expect.same(a[k], b[k], f"the state of client {k} differs between loop and stacked engine")
+    for x, y in zip(loop.history.records[1:], stacked.history.records[1:], strict=True):
+        for key in ("cohort", "local", "confusion", "bytes_up", "bytes_down"):
+            expect.true(x[key] == y[key], f"`{key}` of round {x['round']} differs between the engines")
+        close = abs(x["train_loss"] - y["train_loss"]) <= 1e-9 * abs(x["train_loss"])
+        expect.true(close, f"the loss of round {x['round']} differs between the engines")
+
+
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "stacked_equals_loop": {},
+    "stacked_equals_loop_with_adam": {"participation": 1.0, "optimizer": "adam", "lr": 0.01},
+    "stacked_equals_loop_with_clipping": {"clip_norm": 0.5, "batch_size": 100},
+    "stacked_equals_loop_with_batches_of_one": {"batch_size": 1, "epochs": 1},
+    "stacked_equals_loop_with_augmentation": {"augment": Augment(crop=1, flip=True, cutout=2)},
+    "stacked_equals_loop_in_chunks": {"participation": 1.0, "at_once": 2},
+}
+for _name, _changes in _VARIANTS.items():
+    _check(functools.partial(_stacked_equals_loop, **_changes), _name)
+
+
+class _SurplusClients:
+    """Replays steps as CUDA graphs do: for a few numbers of clients only, so that finished clients are computed too."""
+
+    def __init__(self, engine: Stacked) -> None:
+        self.engine = engine
+
+    def run(self, buffers: Tree, live: Iterable[int], lr: float) -> Tree:
+        sizes = graph_sizes(len(tree.leaves(buffers["params"])[0]))
+        for s, number in enumerate(live):
+            computed = min(size for size in sizes if size >= number)
+            self.engine._step(buffers, torch.tensor([s]), computed, 0 if number < computed else computed, lr)
+        return buffers
+
+
+@_check
+def _finished_clients_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    changes: dict[str, Any] = {"participation": 1.0, "clip_norm": 1.0}
+    loop, stacked = (problem.simulation(method, engine=engine, **changes) for engine in ("loop", "stacked"))
+    assert isinstance(stacked.engine, Stacked)
+    stacked.engine.graphs = _SurplusClients(stacked.engine)  # type: ignore[assignment]
+    loop.run(), stacked.run()
+    expect.same(loop.server, stacked.server, "a finished client's weights changed")
+
+
+@_check
+def _bytes_change_nothing(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    direct, sent = problem.run(method), problem.run(method, wire=True)
+    expect.same(direct.server, sent.server, "messages sent as bytes give another result", tolerance=0)
+    for k in direct.state.clients:
+        what = f"the state of client {k} is another after it was sent as bytes"
+        expect.same(direct.state.clients[k], sent.state.clients[k], what, tolerance=0)
+
+
+@_check
+def _runs_are_reproducible(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    first, second = problem.run(method), problem.run(method)
+    expect.same(first.server, second.server, "a second run differs", tolerance=0)
+
+
+@_check
+def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method, participation=1.0)
+    shared = method.broadcast(sim.server)
+    jobs = [sim.job(k, 1) for k in range(len(problem.clients))]
+    for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
+        results = []
+        for order in (jobs, jobs[::-1]):
+            uploads = engine.train(shared, order, 0.1).upload
+            results.append(method.aggregate(sim.task, sim.server, uploads, Cohort(tuple(j.id for j in order), 1, 0)))
+        expect.same(results[0], results[1], "another order of the clients gives another result")
+
+
+@_check
+def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method)
+    without, padded = (_one_step(sim, pad) for pad in (0, 3))
+    expect.same(without, padded, "padded examples change a step")
+
+
+def _one_step(sim: Simulation, pad: int) -> Tree:
+    """Return one step and one measurement on a batch of 4 real examples and `pad` padded ones."""
+    local, method = sim.local, sim.method
+    shared, job = method.broadcast(sim.server), sim.job(5, 1)
+    x, y = tree.take(local.inputs(sim.x), slice(8)), sim.y[:8]
+    counts = np.bincount(y[:4].numpy(), minlength=sim.task.n_classes)
+    facts = tree.take(local.facts([job.plan], counts[None], 0.1), 0)
+    with torch.no_grad():
+        prepared = method.prepare(Visit("prepare", sim.task, shared, job.client, facts))
+        notes = local.annotate(shared, prepared, x, y)
+        noise = np.linspace(0, 1, 8)
+        selected = local.selected_examples(shared, facts, prepared, sim.x[:8], y, noise, notes)
+    batch = {"x": tree.take(x, slice(4 + pad)), "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4, **selected}
+    params = tree.map(torch.clone, shared["params"])
+    loss = local.step(params, sim.task.optimizer.init(params), batch, shared, facts, prepared, 0.1)
+    batch["position"] = torch.arange(4 + pad)
+    measured = local.measure(params, batch, shared, facts, prepared) if method.uses("measure") else {}
+    return {"params": params, "loss": loss, "measured": measured}
+
+
+# Hyperparameters
+
+
+@_check
+def _hyperparameters_reject_nonsense(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    for field in method.hyperparameters():
+        for nonsense in ("1", None, float("nan"), -1.0, float("inf"), [1.0]):
+            try:
+                dataclasses.replace(method, **{field: nonsense})
+            except MethodError as error:
+                if error.key == f"method.{field}":
+                    continue
+            expect.true(False, f"{field} = {nonsense!r} is accepted")
+
+
+@_check
+def _fedavg_value_gives_fedavg(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    values = {f: h.fedavg_at for f, h in method.hyperparameters().items() if h.fedavg_at is not None}
+    reference = problem.run(FedAvg()).params if values else {}
+    for field, value in values.items():
+        params = problem.run(dataclasses.replace(method, **{field: value})).params
+        what = f"at {field} = {value!r} it is not FedAvg"
+        expect.same(reference, params, what)
+
+
+@_check
+def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    for field, h in method.hyperparameters().items():
+        expect.true(h.test_value is not None, f"{field} declares no test_value")
+        base = dataclasses.replace(method, **h.test_with)
+        other = dataclasses.replace(base, **{field: h.test_value})
+        changed = difference(problem.run(base).params, problem.run(other).params) > CHANGED
+        expect.true(changed, f"{field} = {h.test_value!r} changes nothing: is it used?")
+
+
+@_check
+def _default_differs_from_fedavg(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    trains = [hook for hook in (*HOOKS, *method.passes) if hook not in ("personal_params", "init_client")]
+    if any(method.uses(hook) for hook in trains if hasattr(FedAvg, hook)):
+        changed = difference(problem.run(FedAvg()).params, problem.run(method).params) > CHANGED
+        expect.true(changed, "with its defaults it trains exactly as FedAvg does")
+
+
+# Purity and structure
+
+
+@_check
+def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method)
+    for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
+        server = tree.map(torch.clone, sim.server)
+        shared = method.broadcast(server)
+        jobs = [sim.job(k, 1) for k in (0, 3, 5)]
+        arguments = {"server": server, "shared": shared, "states": {str(job.id): job.client for job in jobs}}
+        before = tree.map(torch.clone, arguments)
+        uploads = engine.train(shared, jobs, 0.1).upload
+        uploads_before = tree.map(torch.clone, uploads)
+        after = method.aggregate(sim.task, server, uploads, Cohort((0, 3, 5), 1, 0))
+        expect.same(before, arguments, "a hook changed its arguments", tolerance=0)
+        expect.same(uploads_before, uploads, "aggregate changed the uploads", tolerance=0)
+        shares = _memory(after["params"]) & _memory(server["params"])
+        expect.true(not shares, "aggregate returned the memory of the server's old weights")
+
+
+@_check
+def _trees_keep_their_shapes(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method, participation=1.0)
+
+    def shapes() -> list[Any]:
+        trees = {"server": sim.server, "shared": method.broadcast(sim.server)}
+        return [(path, leaf.shape, leaf.dtype) for path, leaf in tree.items(trees)]
+
+    before, state = shapes(), method.init_client(sim.task, sim.params)
+    sim.step(), sim.step()
+    expect.true(shapes() == before, "the server's tree or broadcast changed names, shapes or dtypes")
+    for k in sim.state.clients:
+        same = [(p, t.shape, t.dtype) for p, t in tree.items(state)] == [
+            (p, t.shape, t.dtype) for p, t in tree.items(sim.state.clients[k])
+        ]
+        expect.true(same, "a client's state changed names, shapes or dtypes")
+
+
+@_check
+def _client_states_are_separate(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.run(method, participation=1.0, rounds=2)
+    states = sim.state.clients
+    if not len(states):
+        return
+    expect.true(set(states) == set(range(len(problem.clients))), "a visited client's state is missing")
+    places = [leaf.untyped_storage().data_ptr() for k in states for leaf in tree.leaves(states[k])]
+    expect.true(len(set(places)) == len(places), "two clients' states share memory")
+    large = [k for k in states if any(leaf.numel() > 1 for leaf in tree.leaves(states[k]))]
+    distinct = all(difference(states[a], states[b]) > 1e-9 for a in large for b in large if a < b)
+    expect.true(distinct, "two clients have the same state")
+
+
+@_check
+def _uploads_are_the_clients_own(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method)
+    upload = tree.take(sim.engine.train(method.broadcast(sim.server), [sim.job(5, 1)], 0.1).upload, 0)
+    if "params" in upload:
+        expect.true(difference(upload["params"], sim.task.init) > 0, "the uploaded weights are untrained")
+    if "n" in upload:
+        own = float(upload["n"]) == len(problem.clients[5])
+        expect.true(own, "`n` is not the client's number of examples")
+
+
+@_check
+def _teachers_are_in_evaluation_mode(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = dataclasses.replace(problem, model=_WithDropout()).simulation(method)
+    sim.step()
+    shared, job = method.broadcast(sim.server), sim.job(5, 2)
+    facts = tree.take(sim.local.facts([job.plan], job.counts[None], 0.1), 0)
+    results = []
+    for seed in (1, 2):
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(seed)
+            local = method.prepare(Visit("prepare", sim.task, shared, job.client, facts))
+            results.append({"local": local, "note": sim.local.annotate(shared, local, sim.x[:8], sim.y[:8])})
+    what = "prepare or annotate depends on dropout: apply the model without train=True"
+    expect.same(results[0], results[1], what, tolerance=0)
+
+
+@_check
+def _hard_clients_are_trained(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """One-class clients, a class nobody has, a single client, a client without examples."""
+    y = problem.data.y_train.numpy()
+    one_class = [np.flatnonzero(y == c) for c in (0, 1, 3)]
+    settings = {**problem.settings, "participation": 1.0, "lr": 0.03}  # losses quadratic in logits need small steps
+    for clients in (one_class, [*one_class, np.array([], dtype=int)], [np.arange(len(y))], [np.array([0])]):
+        sim = dataclasses.replace(problem, clients=clients, settings=settings).run(copy.copy(method))
+        finite = all(bool(t.isfinite().all()) for t in tree.leaves(sim.server))
+        expect.true(finite, "the server's tree is NaN or infinite")
+        learned = difference(sim.task.init, sim.params) > CHANGED
+        expect.true(learned, "the weights did not change")
+
+
+@_check
+def _personal_params_are_usable(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.run(method)
+    visited = next(iter(sorted(sim.state.clients)), 0)
+    new = next((k for k in range(len(problem.clients)) if k not in sim.state.clients), 0)
+    for client in (visited, new):
+        logits = sim.task.apply(sim.personal_params(client), sim.x_test)
+        finite = bool(logits.isfinite().all())
+        expect.true(finite, f"client {client}'s own model gives NaN or infinity")
+
+
+class _WithDropout(nn.Module):
+    """A network whose output is random in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body, self.out = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.body(x.flatten(1)).relu(), 0.5, self.training)
+
+    def head(self, h: Tensor) -> Tensor:
+        return self.out(h)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def _memory(value: Tree) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(value)}
