@@ -52,7 +52,8 @@ def main() -> None:
         on_disk = sum(p.stat().st_size for p in Path(folder, "clients").rglob("*.safetensors"))
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
-            f"torch {torch.__version__}; a state is {one / 1e6:.1f} MB, the cache {sim.state.clients.cache_bytes / 1e6:.0f} MB"
+            f"torch {torch.__version__}; a state is {one / 1e6:.1f} MB, "
+            f"the cache {sim.state.clients.cache_bytes / 1e6:.0f} MB"
         )
         print(f"  {len(sim.state.clients)} clients have a state: {on_disk / 1e9:.1f} GB on disk")
         print(f"  memory: {sim.state.clients._held / 1e6:.0f} MB of states held, at most {most:.0f} MB in the process")

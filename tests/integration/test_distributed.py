@@ -15,7 +15,6 @@ from support.problems import gap, make_problem
 
 import fedkeep as fk
 from fedkeep import tree
-from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.distributed import Ranks, _described, _payload, _rebuilt
 from fedkeep.runs.files import CHECKPOINT, read_tree
 from fedkeep.runs.reading import load_run

@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.methods import METHODS
+from support.problems import Problem, gap
 from typer.testing import CliRunner
 
 import fedkeep as fk
+from fedkeep import tree
 from fedkeep.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +55,23 @@ def test_python_of_the_readme_runs() -> None:
     history = run_python(ROOT / "README.md")["history"]
     assert isinstance(history, fk.History)
     assert history.method == "near"
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedntd", "scaffold", "feddyn", "moon", "sam"])
+def test_the_round_on_the_contract_page_is_what_the_engine_does(problem: Problem, name: str) -> None:
+    method = METHODS[name]()
+    sim = problem.simulation(method, rounds=2)
+    run_round = run_python(DOCS / "contract.md")["run_round"]
+    server, clients = sim.server, {}
+    for number in (1, 2):
+        jobs = [sim.planner.job(k, number) for k in sim.planner.cohort(number)[0]]
+        lr = sim.settings.lr_in(number)
+        data = {job.id: (sim.eval_inputs(sim.x[job.examples]), sim.y[job.examples]) for job in jobs}
+        plan = {job.id: [row[:n] for row, n in zip(job.plan.index, job.plan.size, strict=True)] for job in jobs}
+        facts = {job.id: tree.take(sim.local.facts([job.plan], job.counts[None], lr), 0) for job in jobs}
+        server = run_round(method, sim.task, server, clients, data, plan, facts, sim.task.optimizer, lr, number)
+    sim.run()
+    assert gap(sim.server, server) < 1e-12
 
 
 def test_python_of_add_a_method_runs() -> None:
