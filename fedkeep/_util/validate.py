@@ -117,9 +117,10 @@ def _within(
 
 def _bounds(low: float | None, high: float | None, above: float | None = None, below: float | None = None) -> str:
     parts = [
-        f"of at least {low:g}" if low is not None else "",
-        f"above {above:g}" if above is not None else "",
-        f"of at most {high:g}" if high is not None else "",
-        f"below {below:g}" if below is not None else "",
+        f"of at least {low}" if low is not None else "",
+        f"above {above}" if above is not None else "",
+        f"of at most {high}" if high is not None else "",
+        f"below {below}" if below is not None else "",
     ]
-    return "".join(f" {part}" for part in parts if part)
+    text = " and ".join(part for part in parts if part)
+    return f" {text}" if text else ""
