@@ -57,7 +57,9 @@ def require_lengths(x: Any, y: Tensor, part: str) -> None:
 def require_n_classes(n_classes: int | None, highest: int) -> int:
     """Return the number of classes: as given, or counted up to the highest label."""
     if n_classes is None and highest < 1:
-        raise DataError("all labels are 0, but at least two classes are needed", key="y_train", value=0)
+        raise DataError(
+            "all labels in y_train and y_test are 0, but at least two classes are needed", key="y_train", value=0
+        )
     number = highest + 1 if n_classes is None else require_whole("n_classes", n_classes, low=2, error=DataError)
     if highest >= number:
         raise DataError(

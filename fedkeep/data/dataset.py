@@ -198,7 +198,7 @@ def from_arrays(
     shapes = {part: [(path, tuple(leaf.shape[1:])) for path, leaf in tree.items(xs[part])] for part in xs}
     if shapes["train"] != shapes["test"]:
         raise DataError(
-            f"training and test examples must have the same shape, not {shapes['train']} and {shapes['test']}",
+            f"x_test must have the shape of x_train, {shapes['train']}, not {shapes['test']}",
             key="x_test",
             value=shapes["test"],
         )

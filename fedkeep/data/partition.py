@@ -146,8 +146,8 @@ def label_quantity(y: Any, n_clients: int, k: int, seed: int = 0) -> Partition:
         owners = rng.permutation(np.flatnonzero(has_class[c]))
         if len(owners) > len(members):
             raise PartitionError(
-                f"class {classes[c]} has {len(members)} examples, too few for the {len(owners)} clients that should "
-                "have it",
+                f"k = {k}: class {classes[c]} has {len(members)} examples, too few for the {len(owners)} clients that "
+                "should have it",
                 key="k",
                 value=k,
             )

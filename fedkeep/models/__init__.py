@@ -67,7 +67,7 @@ def build(
         if option not in valid:
             raise ModelError(
                 f"{name} has no option {option!r}: {did_you_mean(option, valid)}",
-                key=f"model.{option}",
+                key=option,
                 value=others[option],
                 valid=valid,
             )
