@@ -584,9 +584,11 @@ def test_small_owners_are_counted_in_and_removed_from_training_and_test() -> Non
     six = data.drop_small_owners(2).with_public(2, validation=0.0, by_id=True, seed=3)
     gone = set("abc") - set(six.ids)
     assert len(gone) == 2
-    whose = dict(zip([*n.tolist(), *m.tolist()], "aabbbbccccccaaabdd", strict=True))
-    assert {whose[i] for i in six.public.x[:, 0].tolist()} == gone
-    assert len(six.public.y) == sum(owner in gone for owner in whose.values())
-    assert {whose[i] for i in six.x_test[:, 0].tolist()} == set("abd") - gone, "an owner with test examples only stays"
+    owner_of = dict(zip([*n.tolist(), *m.tolist()], "aabbbbccccccaaabdd", strict=True))
+    assert {owner_of[i] for i in six.public.x[:, 0].tolist()} == gone
+    assert len(six.public.y) == sum(owner in gone for owner in owner_of.values())
+    assert {owner_of[i] for i in six.x_test[:, 0].tolist()} == set("abd") - gone, (
+        "an owner with test examples only stays"
+    )
     with raises(DataError, "test_ids", 2):
         from_arrays(n[:, None], n % 3, m[:, None], m % 3, test_ids=[1, 2])

@@ -153,11 +153,11 @@ def test_label_quantity_gives_exactly_k_classes_and_divides_them_evenly(
     clients = partition.label_quantity(y, n_clients, k, seed)
     assert_each_once(clients, len(y))
     counts = clients.label_counts(y, n_classes)
-    holds = counts > 0
-    assert (holds.sum(1) == k).all()
-    assert np.ptp(holds.sum(0)) <= 1
+    has_class = counts > 0
+    assert (has_class.sum(1) == k).all()
+    assert np.ptp(has_class.sum(0)) <= 1
     for c in range(n_classes):
-        assert np.ptp(counts[holds[:, c], c]) <= 1
+        assert np.ptp(counts[has_class[:, c], c]) <= 1
     assert equal(clients, partition.label_quantity(y, n_clients, k, seed))
 
 
