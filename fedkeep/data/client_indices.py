@@ -111,7 +111,7 @@ def _to_indices(client: int, indices: Any) -> np.ndarray:
     """
     array: np.ndarray = np.asarray(indices)
     if array.ndim != 1:
-        shown = f"an array of shape {array.shape}" if array.ndim else repr(indices)
+        shown = f"an array of shape {array.shape}" if array.ndim else repr(array.item())
         raise PartitionError(
             f"client {client} must be a flat index array, not {shown}; for an array with the owner of each example use "
             "partition.by_id",
