@@ -30,7 +30,7 @@ def listing(console: Console, found: Iterable[Table]) -> None:
         console.print(f"  methods: {', '.join(rows)}", highlight=False)
         grid = Grid(box=None, show_header=False, padding=(0, 2, 0, 2))
         for name in table.columns:
-            away = named.missing(table.experiment(name, table.baseline, 0).data["source"])
+            away = named.how_to_get(table.experiment(name, table.baseline, 0).data["source"])
             grid.add_row(name, table.columns[name].label, Text("data not at hand", style="dim") if away else "")
         console.print(grid)
     console.print(

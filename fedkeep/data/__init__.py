@@ -1,4 +1,4 @@
-"""Data: where it comes from, who gets what, how it is augmented, and in which order it is used."""
+"""Data: loading, division among clients, augmentation, and the order of examples."""
 
 from fedkeep.data import partition
 from fedkeep.data.augment import Augment, InputPipeline

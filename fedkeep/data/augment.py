@@ -1,6 +1,7 @@
-"""Random augmentation on the device, with every parameter drawn beforehand in the plan.
+"""Data augmentation, and the conversion of stored examples to model inputs.
 
-So a client sees the same augmented images in every runtime, and nothing random happens inside `vmap`.
+Augmentation runs on the device. Its random parameters are drawn beforehand, in the client's plan. So a client sees the
+same augmented images in every engine, and nothing random happens inside `vmap`.
 """
 
 from __future__ import annotations
@@ -12,35 +13,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkeep._util.validate import require_bool, require_whole
 from fedkeep.errors import DataError
 from fedkeep.tree import Tree
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Crop out of a zero-padded image, flip left to right, cut out a square: each off by default.
+    """Random crop, horizontal flip and cutout for images; each is off by default.
 
-    Crop and flip act on the raw image (padding is black), the cutout on the normalised one (its square is the mean),
-    as in the usual torchvision pipelines.
+    Crop and flip work on the raw image, so the padding is black. Cutout works on the normalised image, so its square
+    has the mean colour. Both are usual in torchvision pipelines.
     """
 
-    crop: int = 0
+    crop: int = 0  # pixels of zero padding on each side before a crop of the original size
     flip: bool = False
-    cutout: int = 0
+    cutout: int = 0  # side of the square in pixels
 
     def __post_init__(self) -> None:
         for name in ("crop", "cutout"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise DataError(f"augment: {name} is a size in pixels, not {size!r}")
-        if not isinstance(self.flip, bool):
-            raise DataError(f"augment: flip is True or False, not {self.flip!r}")
+            size = require_whole(f"augment.{name}", getattr(self, name), low=0, error=DataError)
+            object.__setattr__(self, name, size)
+        require_bool("augment.flip", self.flip, DataError)
 
     def __bool__(self) -> bool:
         return bool(self.crop or self.flip or self.cutout)
 
     def draw(self, rng: np.random.Generator, steps: int, width: int, image: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Draw the parameters of every example of every step, [S, B] each."""
+        """Draw the random parameters of every example in every step, [S, B] each."""
         size = (steps, width)
         drawn = {}
         if self.crop:
@@ -54,7 +54,7 @@ class Augment:
         return drawn
 
     def crop_and_flip(self, x: Tensor, drawn: Tree) -> Tensor:
-        """Crop and flip raw images [N, C, H, W]; the parameters are [N]."""
+        """Return raw images [N, C, H, W] cropped and flipped; each random parameter is [N]."""
         if not (self.crop or self.flip):
             return x
         n, channels, height, width = x.shape
@@ -70,15 +70,15 @@ class Augment:
         return x[example, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
     def cut_out(self, x: Tensor, drawn: Tree) -> Tensor:
-        """Zero a square of normalised images [N, C, H, W], centred where the plan says, clipped at the border."""
+        """Return normalised images [N, C, H, W] with a square set to 0, clipped at the border."""
         if not self.cutout:
             return x
         half = self.cutout // 2
 
         def outside(centre: Tensor, length: int) -> Tensor:
             low = centre[:, None] - half
-            at = torch.arange(length, device=x.device)
-            return (at < low) | (at >= low + self.cutout)
+            position = torch.arange(length, device=x.device)
+            return (position < low) | (position >= low + self.cutout)
 
         keep = outside(drawn["row"], x.shape[2])[:, :, None] | outside(drawn["column"], x.shape[3])[:, None, :]
         return x * keep[:, None]
@@ -86,7 +86,10 @@ class Augment:
 
 @dataclass(frozen=True)
 class InputPipeline:
-    """The way from stored examples to what the model is given: bytes to [0, 1], augmented, normalised, in dtype."""
+    """Conversion of stored examples to model inputs.
+
+    Bytes are scaled to [0, 1], augmented, normalised with `mean` and `std`, and converted to `dtype`.
+    """
 
     dtype: torch.dtype = torch.float32
     mean: Tensor | None = None
@@ -95,23 +98,23 @@ class InputPipeline:
 
     @property
     def without_augmentation(self) -> InputPipeline:
-        """The same without augmentation."""
+        """The same pipeline without augmentation."""
         return replace(self, augment=None)
 
     def __call__(self, x: Tensor | Tree, drawn: Tree | None = None) -> Tensor | Tree:
-        """Convert a batch; without `drawn`, as for evaluation, nothing is augmented."""
+        """Return a batch as model inputs. Without `drawn`, as in evaluation, nothing is augmented."""
         if isinstance(x, dict):
-            return {key: self._number(value) for key, value in x.items()}
+            return {key: self._to_float(value) for key, value in x.items()}
         if self.augment is not None and drawn:
             x = self.augment.crop_and_flip(x, drawn)
-        x = self._number(x)
+        x = self._to_float(x)
         if self.mean is not None and self.std is not None:
             x = (x - self.mean.to(x)) / self.std.to(x)
         if self.augment is not None and drawn:
             x = self.augment.cut_out(x, drawn)
         return x
 
-    def _number(self, x: Tensor) -> Tensor:
+    def _to_float(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
             return x.to(self.dtype) / 255
         return x.to(self.dtype) if x.is_floating_point() else x

@@ -1,4 +1,4 @@
-"""A data set: training examples that go to clients, test examples, and what the server holds for itself."""
+"""Data sets: training examples for the clients, test examples, and the server's public set."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.validate import require_number, require_whole
+from fedkeep.data.convert import (
+    require_lengths,
+    require_n_classes,
+    to_ids,
+    to_inputs,
+    to_labels,
+    to_normalisation,
+)
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import DataError
 from fedkeep.task import Public
@@ -18,23 +27,27 @@ from fedkeep.task import Public
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples `x` (a tensor, or a dict of tensors) and classes `y` from 0 on; images stay bytes until used."""
+    """Examples `x` (a tensor, or a dict of tensors) and labels `y` (0, 1, ...) for training and testing.
+
+    Images are stored as bytes and converted when a batch is used. An owner is the writer, hospital or device that an
+    example comes from.
+    """
 
     x_train: Any
     y_train: Tensor
     x_test: Any
     y_test: Tensor
     n_classes: int
-    mean: Tensor | None = None  # per channel, of values in [0, 1], broadcast against one example
+    mean: Tensor | None = None  # per channel, of values in [0, 1]; broadcasts against one example
     std: Tensor | None = None
     public: Public | None = None
     name: str = "arrays"
-    ids: np.ndarray | None = None  # [n] whose each training example is: a writer, a hospital
-    test_ids: np.ndarray | None = None  # [m] whose each test example is, where that is known
+    ids: np.ndarray | None = None  # [n] the owner of each training example
+    test_ids: np.ndarray | None = None  # [m] the owner of each test example, where known
 
     @property
     def image(self) -> tuple[int, int] | None:
-        """Height and width, where the examples are images [channels, height, width]."""
+        """Height and width, if the examples are images [channels, height, width]."""
         shape = self.input_shape
         return (shape[1], shape[2]) if len(shape) == 3 else None
 
@@ -44,91 +57,117 @@ class Dataset:
         return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
 
     def drop_small_owners(self, at_least: int) -> Dataset:
-        """Leave out owners who have fewer examples than that, training and test taken together (50 in Flashback)."""
-        if isinstance(at_least, bool) or not isinstance(at_least, int | np.integer) or at_least < 1:
-            raise DataError(f"min_per_id must be a whole number of at least 1, not {at_least!r}")
-        ids = self._owners("min_per_id")
-        everyone = ids if self.test_ids is None else np.concatenate([ids, self.test_ids])
-        owners, sizes = np.unique(everyone, return_counts=True)
-        few = owners[sizes < at_least]
-        if np.isin(ids, few).all():
-            raise DataError(f"min_per_id = {at_least}: nobody has that many examples")
-        return self._without(few)
+        """Return the data set without owners that have fewer than `at_least` examples (50 in Flashback).
+
+        Training and test examples are counted together.
+        """
+        require_whole("min_per_id", at_least, low=1, error=DataError)
+        ids = self._require_ids("min_per_id")
+        all_ids = ids if self.test_ids is None else np.concatenate([ids, self.test_ids])
+        owners, sizes = np.unique(all_ids, return_counts=True)
+        small = owners[sizes < at_least]
+        if np.isin(ids, small).all():
+            raise DataError(
+                f"min_per_id = {at_least}: no owner in the training data has that many examples (the most is "
+                f"{sizes.max()})",
+                key="min_per_id",
+                value=at_least,
+            )
+        return self._without_owners(small)
 
     def with_public(
         self, public: float | int, validation: float = 0.25, seed: int = 0, *, by_id: bool = False
     ) -> Dataset:
-        """Move examples from training to the server, before any split.
+        """Return the data set with some training examples moved to the server's public set.
 
-        A share (0 < public < 1) is drawn at random; a whole number is a count per class, or `by_id` the number of
-        owners (writers, hospitals) all of whose examples move, those of the test too. Of what is drawn the share
-        `validation` (of each class, where it is a count per class) is held back to validate with, the rest is to train
-        on or to look at; at least one example (of each class) is.
+        `public` is a fraction of the training examples (0 < public < 1), or a whole number of examples per class. With
+        `by_id` it is a number of owners: all their examples move, those of the test set too.
+
+        The fraction `validation` of the public set is held out for validation (of each class, if `public` is a number
+        per class). At least one example (per class) remains for training.
         """
         if self.public is not None:
-            raise DataError("this data set has a public part already")
-        if not 0 <= validation < 1:
-            raise DataError(f"validation must be a share in [0, 1), not {validation}")
+            raise DataError("this data set already has a public set", key="public", value=public)
+        require_number("validation", validation, low=0, below=1, error=DataError)
+        rng = split_rng(seed, "public")
         if by_id:
-            return self._with_public_owners(public, validation, split_rng(seed, "public"))
-        rng, y, n = split_rng(seed, "public"), self.y_train.numpy(), len(self.y_train)
-        whole = isinstance(public, int | np.integer) and not isinstance(public, bool) and public >= 1
-        if whole:
-            drawn = np.stack([_per_class(rng, y, c, int(public)) for c in range(self.n_classes)])
-            held = min(math.ceil(validation * public - 1e-9), int(public) - 1)
-            val, train = drawn[:, :held].reshape(-1), drawn[:, held:].reshape(-1)
+            return self._with_public_owners(public, validation, rng)
+        y, n = self.y_train.numpy(), len(self.y_train)
+        if isinstance(public, int | np.integer) and not isinstance(public, bool) and public >= 1:
+            drawn = np.stack([_draw_of_class(rng, y, c, int(public)) for c in range(self.n_classes)])
+            n_val = min(math.ceil(validation * public - 1e-9), int(public) - 1)
+            val, train = drawn[:, :n_val].reshape(-1), drawn[:, n_val:].reshape(-1)
         elif isinstance(public, float) and 0 < public < 1:
             val, train = _split_validation(rng.permutation(n)[: max(1, round(public * n))], validation)
         else:
-            raise DataError(f"public must be a share between 0 and 1 or a count per class from 1 on, not {public!r}")
+            raise DataError(
+                f"public must be a fraction between 0 and 1, or a number of examples per class of at least 1, "
+                f"not {public!r}",
+                key="public",
+                value=public,
+            )
         if len(val) + len(train) >= n:
-            raise DataError(f"public = {public} takes all {n} training examples: none are left for clients")
+            raise DataError(
+                f"public = {public} takes all {n} training examples: none are left for clients",
+                key="public",
+                value=public,
+            )
         val, train = np.sort(val), np.sort(train)
-        kept = np.setdiff1d(np.arange(n), np.concatenate([val, train]))
-        return replace(self._train_on(kept), public=_public(self.x_train, self.y_train, train, val))
+        rest = np.setdiff1d(np.arange(n), np.concatenate([val, train]))
+        return replace(self._train_on(rest), public=_make_public(self.x_train, self.y_train, train, val))
 
     def _with_public_owners(self, number: float | int, validation: float, rng: np.random.Generator) -> Dataset:
-        owners = np.unique(self._owners("public_ids"))
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-            raise DataError(f"public_ids must be a whole number of at least 1, not {number!r}")
+        owners = np.unique(self._require_ids("public_ids"))
+        number = require_whole("public_ids", number, low=1, error=DataError)
         if number >= len(owners):
-            raise DataError(f"public_ids = {number}, but there are {len(owners)}: none would be left as clients")
-        theirs = rng.permutation(owners)[: int(number)]
-        x, y = self._examples_of(theirs)
+            raise DataError(
+                f"public_ids = {number}, but the data set has {len(owners)} owners: none would be left as clients",
+                key="public_ids",
+                value=number,
+            )
+        chosen = rng.permutation(owners)[:number]
+        x, y = self._examples_of(chosen)
         val, train = _split_validation(rng.permutation(len(y)), validation)
-        return replace(self._without(theirs), public=_public(x, y, np.sort(train), np.sort(val)))
+        return replace(self._without_owners(chosen), public=_make_public(x, y, np.sort(train), np.sort(val)))
 
     def _examples_of(self, owners: np.ndarray) -> tuple[Any, Tensor]:
-        """Return all examples of some owners, of training and test."""
-        at = torch.from_numpy(np.flatnonzero(np.isin(self._owners("public_ids"), owners)))
-        x, y = tree.take(self.x_train, at), self.y_train[at]
+        """Return all training and test examples of some owners."""
+        index = torch.from_numpy(np.flatnonzero(np.isin(self._require_ids("public_ids"), owners)))
+        x, y = tree.take(self.x_train, index), self.y_train[index]
         if self.test_ids is None:
             return x, y
-        tested = torch.from_numpy(np.flatnonzero(np.isin(self.test_ids, owners)))
-        return tree.cat([x, tree.take(self.x_test, tested)]), torch.cat([y, self.y_test[tested]])
+        test_index = torch.from_numpy(np.flatnonzero(np.isin(self.test_ids, owners)))
+        return tree.cat([x, tree.take(self.x_test, test_index)]), torch.cat([y, self.y_test[test_index]])
 
-    def _without(self, owners: np.ndarray) -> Dataset:
-        """Leave out the examples of some owners; of the test too, where it says whose they are."""
-        kept = self._train_on(np.flatnonzero(~np.isin(self._owners("ids"), owners)))
+    def _without_owners(self, owners: np.ndarray) -> Dataset:
+        """Return the data set without some owners' training examples, and test examples where owners are known."""
+        data = self._train_on(np.flatnonzero(~np.isin(self._require_ids("ids"), owners)))
         if self.test_ids is None:
-            return kept
-        at = np.flatnonzero(~np.isin(self.test_ids, owners))
-        if not len(at):
-            raise DataError(f"{self.name}: no test example is of an owner that is left")
-        x = tree.take(self.x_test, torch.from_numpy(at))
-        return replace(kept, x_test=x, y_test=self.y_test[at], test_ids=self.test_ids[at])
+            return data
+        index = np.flatnonzero(~np.isin(self.test_ids, owners))
+        if not len(index):
+            raise DataError(
+                f"{self.name}: no test example belongs to an owner that is left", key="test_ids", value=self.name
+            )
+        x = tree.take(self.x_test, torch.from_numpy(index))
+        return replace(data, x_test=x, y_test=self.y_test[index], test_ids=self.test_ids[index])
 
-    def _owners(self, option: str) -> np.ndarray:
+    def _require_ids(self, option: str) -> np.ndarray:
         if self.ids is None:
-            raise DataError(f"{option}: the data set {self.name} does not say whose its examples are")
+            raise DataError(
+                f"{option} needs the owner of each example, which the data set {self.name} does not have (see the "
+                "option ids)",
+                key=option,
+                value=self.name,
+            )
         return self.ids
 
-    def _train_on(self, kept: np.ndarray) -> Dataset:
+    def _train_on(self, index: np.ndarray) -> Dataset:
         return replace(
             self,
-            x_train=tree.take(self.x_train, torch.from_numpy(kept)),
-            y_train=self.y_train[kept],
-            ids=None if self.ids is None else self.ids[kept],
+            x_train=tree.take(self.x_train, torch.from_numpy(index)),
+            y_train=self.y_train[index],
+            ids=None if self.ids is None else self.ids[index],
         )
 
 
@@ -145,111 +184,48 @@ def from_arrays(
     test_ids: Any = None,
     name: str = "arrays",
 ) -> Dataset:
-    """Make a data set of numpy arrays or tensors, checked: lengths, labels, finite numbers.
+    """Return a data set made of numpy arrays or tensors.
 
-    `x` is one array, or a dict of arrays for models that take one. Images are [n, channels, height, width].
-    `ids` says whose each training example is, for `partition.by_id`, `test_ids` whose each test example is.
+    `x` is one array, or a dict of arrays for models that take a dict. Images are [n, channels, height, width]. `ids`
+    names the owner of each training example, for `partition.by_id`; `test_ids` the owner of each test example.
+
+    Lengths, shapes and labels are checked; numbers must be finite.
     """
-    xs = {"train": _inputs(x_train, "x_train"), "test": _inputs(x_test, "x_test")}
-    ys = {"train": _labels(y_train, "y_train"), "test": _labels(y_test, "y_test")}
+    xs = {"train": to_inputs(x_train, "x_train"), "test": to_inputs(x_test, "x_test")}
+    ys = {"train": to_labels(y_train, "y_train"), "test": to_labels(y_test, "y_test")}
     for part in ("train", "test"):
-        if not len(ys[part]):
-            raise DataError(f"y_{part} is empty: there is nothing to {'train on' if part == 'train' else 'test with'}")
-        for path, leaf in tree.items(xs[part]):
-            if len(leaf) != len(ys[part]):
-                raise DataError(
-                    f"x_{part}{path and f'[{path!r}]'} has {len(leaf)} examples, y_{part} has {len(ys[part])}"
-                )
+        require_lengths(xs[part], ys[part], part)
     shapes = {part: [(path, tuple(leaf.shape[1:])) for path, leaf in tree.items(xs[part])] for part in xs}
     if shapes["train"] != shapes["test"]:
-        raise DataError(f"training and test examples differ in shape: {shapes['train']} against {shapes['test']}")
-    seen = int(max(ys["train"].max(), ys["test"].max())) + 1
-    if n_classes is None:
-        n_classes = seen
-    elif isinstance(n_classes, bool) or not isinstance(n_classes, int | np.integer) or n_classes < 2:
-        raise DataError(f"n_classes must be a whole number of at least 2, not {n_classes!r}")
-    if seen > n_classes:
-        raise DataError(f"there is a label {seen - 1}, but n_classes = {n_classes} allows 0 to {n_classes - 1}")
-    if n_classes < 2:
-        raise DataError("all labels are 0: at least two classes are needed")
-    if (mean is None) != (std is None):
-        raise DataError(f"{'mean' if std is None else 'std'} is given alone: normalising needs mean and std")
-    mean, std = (_channel(value, what, xs["train"]) for value, what in ((mean, "mean"), (std, "std")))
-    if std is not None and not bool((std > 0).all()):
-        raise DataError(f"std must be above 0, not {std.flatten().tolist()}")
-    owners, tested = (None if given is None else np.asarray(given).reshape(-1) for given in (ids, test_ids))
-    for what, given, part in (("ids", owners, "train"), ("test_ids", tested, "test")):
-        if given is not None and len(given) != len(ys[part]):
-            raise DataError(f"{what} has {len(given)} entries, y_{part} has {len(ys[part])}")
-    made = Dataset(xs["train"], ys["train"], xs["test"], ys["test"], int(n_classes), mean, std, name=name)
-    return replace(made, ids=owners, test_ids=tested)
+        raise DataError(
+            f"x_test must have the shape of x_train, {shapes['train']}, not {shapes['test']}",
+            key="x_test",
+            value=shapes["test"],
+        )
+    n_classes = require_n_classes(n_classes, int(max(ys["train"].max(), ys["test"].max())))
+    mean, std = to_normalisation(mean, std, xs["train"])
+    owners, test_owners = to_ids("ids", ids, ys["train"]), to_ids("test_ids", test_ids, ys["test"])
+    data = Dataset(xs["train"], ys["train"], xs["test"], ys["test"], n_classes, mean, std, name=name)
+    return replace(data, ids=owners, test_ids=test_owners)
 
 
-def _inputs(x: Any, what: str) -> Any:
-    if isinstance(x, dict):
-        if not x:
-            raise DataError(f"{what} is an empty dict")
-        return {key: _inputs(value, f"{what}[{key!r}]") for key, value in x.items()}
-    value = x if isinstance(x, Tensor) else _tensor(x, what)
-    if not value.ndim:
-        raise DataError(f"{what} is a single number, not an array of examples")
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        bad = int((~torch.isfinite(value)).nonzero()[0, 0])
-        raise DataError(f"{what} holds numbers that are not finite, first in example {bad}")
-    return value.detach().cpu()
+def _split_validation(index: np.ndarray, validation: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first `validation` fraction of shuffled examples, and the rest: at least one."""
+    n_val = min(round(validation * len(index)), len(index) - 1)
+    return index[:n_val], index[n_val:]
 
 
-def _tensor(x: Any, what: str) -> Tensor:
-    try:
-        array = np.asarray(x)
-    except ValueError as error:  # lists of unequal length
-        raise DataError(f"{what} is not an array: {error}") from error
-    if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
-        raise DataError(f"{what} must hold numbers, not {array.dtype}")
-    native = array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))
+def _make_public(x: Any, y: Tensor, train: np.ndarray, val: np.ndarray) -> Public:
+    train_index, val_index = torch.from_numpy(train), torch.from_numpy(val)
+    return Public(tree.take(x, train_index), y[train_index], tree.take(x, val_index), y[val_index])
 
 
-def _labels(y: Any, what: str) -> Tensor:
-    value = y.detach().cpu() if isinstance(y, Tensor) else _tensor(y, what)
-    value = value.reshape(-1)
-    if value.is_floating_point() or value.dtype == torch.bool:
-        raise DataError(f"{what} must hold whole numbers from 0 on, one class each, not {value.dtype}")
-    value = value.long()
-    if len(value) and int(value.min()) < 0:
-        raise DataError(f"{what} holds the label {int(value.min())}; classes count from 0")
-    return value
-
-
-def _channel(value: Any, what: str, x: Any) -> Tensor | None:
-    """Give a mean or a std the shape that broadcasts against one example; one number per channel for images."""
-    if value is None:
-        return None
-    if isinstance(x, dict):
-        raise DataError(f"{what} is for examples that are one array, not a dict")
-    shape = x.shape[1:]
-    given: Tensor = _inputs(np.atleast_1d(value), what).double()
-    fitted = given.reshape(-1, 1, 1) if given.ndim == 1 and len(shape) == 3 else given
-    try:
-        fitted.expand(shape)
-    except RuntimeError:
-        raise DataError(f"{what} of shape {tuple(given.shape)} does not fit examples of {tuple(shape)}") from None
-    return fitted
-
-
-def _split_validation(chosen: np.ndarray, validation: float) -> tuple[np.ndarray, np.ndarray]:
-    """Divide shuffled examples into a share to validate with and the rest, at least one."""
-    held = min(round(validation * len(chosen)), len(chosen) - 1)
-    return chosen[:held], chosen[held:]
-
-
-def _public(x: Any, y: Tensor, train: np.ndarray, val: np.ndarray) -> Public:
-    one, other = torch.from_numpy(train), torch.from_numpy(val)
-    return Public(tree.take(x, one), y[one], tree.take(x, other), y[other])
-
-
-def _per_class(rng: np.random.Generator, y: np.ndarray, c: int, count: int) -> np.ndarray:
+def _draw_of_class(rng: np.random.Generator, y: np.ndarray, c: int, number: int) -> np.ndarray:
     members = np.flatnonzero(y == c)
-    if len(members) < count:
-        raise DataError(f"public = {count} a class, but class {c} has {len(members)} training examples")
-    return rng.choice(members, count, replace=False)
+    if len(members) < number:
+        raise DataError(
+            f"public = {number} per class, but class {c} has {len(members)} training examples",
+            key="public",
+            value=number,
+        )
+    return rng.choice(members, number, replace=False)

@@ -1,7 +1,7 @@
-"""Plans: all randomness of a run, laid out beforehand and keyed so that no runtime can change it.
+"""Client plans: the order of examples and all random numbers of one client's round, drawn beforehand.
 
-What a client does in a round depends on (seed, round, client) alone; who takes part, on (seed, round) alone, so that
-methods are compared on the same cohorts.
+A plan depends only on (seed, round, client), so every engine trains on the same batches. The cohort of a round depends
+only on (seed, round), so methods are compared on the same cohorts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fedkeep.data.seeds import AUGMENT, MODULE, NOISE, ORDER, generator, seed_st
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """One client's round. S steps of at most B examples; a step's examples come first, padding after them."""
+    """One client's round: S steps of at most B examples. In a step, real examples come first, then padding."""
 
     key: tuple[int, int, int]  # seed, round, client
-    n: int  # examples of the client
+    n: int  # number of the client's examples
     index: np.ndarray  # [S, B] positions among the client's own examples
-    size: np.ndarray  # [S] how many of them are real
-    augment: dict[str, np.ndarray]  # [S, B] each
-    per_epoch: int  # steps of one pass
+    size: np.ndarray  # [S] number of real examples in each step
+    augment: dict[str, np.ndarray]  # random parameters of the augmentation, [S, B] each
+    per_epoch: int  # steps per epoch
 
     @property
     def steps(self) -> int:
@@ -33,17 +33,17 @@ class ClientPlan:
 
     @cached_property
     def noise(self) -> np.ndarray:
-        """[n], a uniform number per example, for `draw`."""
+        """One uniform random number per example, [n], for the hook `select_examples`."""
         return generator(NOISE, *self.key).random(self.n)
 
     @cached_property
     def seed(self) -> int:
-        """For modules that are random themselves (dropout)."""
+        """The seed for modules that draw random numbers themselves, such as dropout."""
         return int(seed_stream(MODULE, *self.key).generate_state(1)[0])
 
     @property
     def mask(self) -> np.ndarray:
-        """[S, B], False in padding."""
+        """Whether each place holds a real example, [S, B]; False is padding."""
         return np.arange(self.index.shape[1]) < self.size[:, None]
 
 
@@ -57,7 +57,9 @@ def make_plan(
     augment: Augment | None = None,
     image: tuple[int, int] = (0, 0),
 ) -> ClientPlan:
-    """Lay out a client's round: `epochs` passes over its n examples, each in a new order, the last batch short.
+    """Return a client's plan: `epochs` passes over its n examples, each in a new order.
+
+    The last batch of an epoch may be smaller than the others.
 
     >>> plan = make_plan(seed=0, round=1, client=3, n=5, epochs=2, batch_size=2)
     >>> plan.size.tolist()

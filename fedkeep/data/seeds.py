@@ -1,4 +1,4 @@
-"""Seeds and random generators: every purpose has its own stream, keyed by seed, round and client."""
+"""Seeds and random generators: each purpose has its own stream, keyed by seed, round and client."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.errors import FedkeepError
+from fedkeep._util.validate import require_whole
 
-# numpy's SeedSequence takes [1, 2] and [1, 2, 0] for the same entropy, so every purpose has its own spawn key:
-# without it the sampling of a round and the plan of client 0 would be one stream.
+# numpy's SeedSequence treats [1, 2] and [1, 2, 0] as the same entropy. So each purpose has its own spawn key: without
+# it, cohort sampling and the plan of client 0 would share one stream.
 SAMPLING, SERVER, ORDER, AUGMENT, NOISE, MODULE, CLIENTS, PUBLIC, TEST, HELD = range(10)
 
 
@@ -24,19 +24,22 @@ def generator(purpose: int, *key: int) -> np.random.Generator:
 
 
 def sample_cohort(seed: int, round: int, n_clients: int, size: int) -> np.ndarray:
-    """Choose who takes part in a round, in increasing order of id."""
+    """Return the clients of a round, in increasing order."""
     if size == n_clients:
         return np.arange(n_clients)
     return np.sort(generator(SAMPLING, seed, round).choice(n_clients, size, replace=False, shuffle=False))
 
 
 def server_seed(seed: int, round: int) -> int:
-    """Give the seed of whatever the server does at random in a round."""
+    """Return the seed for everything random that the server does in a round."""
     return int(seed_stream(SERVER, seed, round).generate_state(1)[0])
 
 
 def split_rng(seed: int, what: Literal["clients", "public", "test", "held"]) -> np.random.Generator:
-    """Give the generator that divides data: into clients, public and private, test and training, used and held back."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise FedkeepError(f"seed must be a whole number of at least 0, not {seed!r}")
+    """Return the generator for one division of the data.
+
+    `clients`: among clients; `public`: into public set and training data; `test`: into test and training data;
+    `held`: into the examples that a client trains on and those it holds out.
+    """
+    require_whole("seed", seed, low=0)
     return generator({"clients": CLIENTS, "public": PUBLIC, "test": TEST, "held": HELD}[what], seed)

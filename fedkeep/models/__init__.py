@@ -1,4 +1,4 @@
-"""The papers' models by name. Any `nn.Module` from inputs to logits will do in their place."""
+"""Models of the papers, by name. Any `nn.Module` that maps inputs to logits can be used instead."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from fedkeep._util.rng import seeded
 from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import require_choice
 from fedkeep.errors import ModelError
 from fedkeep.models.networks import Network, cnn_fedka, cnn_fedntd, cnn_fedssd, mlp
 from fedkeep.models.norm import to_group_norm
@@ -51,10 +52,10 @@ def build(
     projection: int | None = None,
     **others: Any,
 ) -> Network:
-    """Build a model by name, with weights that depend on the seed alone; torch's random state is left as it was.
+    """Build a model by name. Its weights depend only on the seed; torch's random state is not changed.
 
-    `projection` (256 in MOON and FedGKD+) puts a projection head below the classifier; `options(name)` lists what else
-    a model can be given.
+    `projection` (256 in MOON and FedGKD+) adds a projection head below the classifier. `options(name)` lists the other
+    options of a model.
 
     >>> sum(p.numel() for p in build("mlp", (1, 8, 8), 10).parameters())
     4810
@@ -64,17 +65,21 @@ def build(
     valid = options(name)
     for option in others:
         if option not in valid:
-            raise ModelError(f"unknown option {option!r} of {name}: {did_you_mean(option, valid)}")
+            raise ModelError(
+                f"{name} has no option {option!r}: {did_you_mean(option, valid)}",
+                key=option,
+                value=others[option],
+                valid=valid,
+            )
     with seeded(seed, torch.device("cpu")):
         return REGISTRY[name](input_shape, n_classes, projection=projection, **others)
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return a model's options with their defaults.
+    """Return the options of a model and their default values.
 
     >>> options("resnet8")
     {'width': 16, 'channels_per_group': 16, 'projection': None}
     """
-    if name not in REGISTRY:
-        raise ModelError(f"unknown model {name!r}: {did_you_mean(name, REGISTRY)}")
+    require_choice("model", name, REGISTRY, error=ModelError)
     return {key: p.default for key, p in list(inspect.signature(REGISTRY[name]).parameters.items())[2:]}

@@ -1,22 +1,22 @@
-"""The papers' small networks, plain modules: `forward(x) = head(features(x))`."""
+"""Small networks of the papers: an MLP and three CNNs, each with `forward(x) = head(features(x))`."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from numbers import Integral
 
 from torch import Tensor, nn
 
+from fedkeep._util.validate import require_whole
 from fedkeep.errors import ModelError
 
 
 class Network(nn.Module):
-    """A body that makes features, where asked for a projection of them, and a linear classifier on top.
+    """A body that computes features, an optional projection head, and a linear classifier.
 
     `projection=256` is the head of MOON and FedGKD+: two dense layers, the first as wide as the body's features. The
-    classifier sits on the projection, so features and logits both go through it.
+    classifier takes the output of the head, so features and logits both depend on it.
     """
 
     def __init__(self, body: nn.Module, width: int, n_classes: int, projection: int | None = None) -> None:
@@ -24,13 +24,13 @@ class Network(nn.Module):
         self.body = body
         self.projection: nn.Module = nn.Identity()
         if projection is not None:
-            at_least_one("projection", projection)
+            require_whole("projection", projection, low=1, error=ModelError)
             self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection))
             width = projection
         self.classifier = nn.Linear(width, n_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return what the classifier sees."""
+        """Return the input of the classifier."""
         return self.projection(self.body(x))  # type: ignore[no-any-return]
 
     def head(self, h: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Network(nn.Module):
 def mlp(
     input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (64,), projection: int | None = None
 ) -> Network:
-    """A dense network with ReLU; 64-64-10 for digits."""
+    """Return a dense network with ReLU; its layers are 64-64-10 for digits."""
     layers, width = _dense(math.prod(input_shape), hidden)
     return Network(nn.Sequential(nn.Flatten(), *layers), width, n_classes, projection)
 
@@ -53,7 +53,7 @@ def mlp(
 def cnn_fedntd(
     input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (512,), projection: int | None = None
 ) -> Network:
-    """FedNTD's and Flashback's network: conv5x5(32)-pool-conv5x5(64)-pool-fc512-fc, convolutions padded by 2."""
+    """Return the network of FedNTD and Flashback: conv5x5(32)-pool-conv5x5(64)-pool-fc512-fc, padded by 2."""
     body, width = _cnn(input_shape, channels=(32, 64), hidden=hidden, padding=2)
     return Network(body, width, n_classes, projection)
 
@@ -61,7 +61,7 @@ def cnn_fedntd(
 def cnn_fedssd(
     input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (120, 84), projection: int | None = None
 ) -> Network:
-    """FedSSD's network: conv5x5(6)-pool-conv5x5(16)-pool-fc120-fc84-fc, unpadded."""
+    """Return the network of FedSSD: conv5x5(6)-pool-conv5x5(16)-pool-fc120-fc84-fc, without padding."""
     body, width = _cnn(input_shape, channels=(6, 16), hidden=hidden, padding=0)
     return Network(body, width, n_classes, projection)
 
@@ -69,30 +69,29 @@ def cnn_fedssd(
 def cnn_fedka(
     input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (512,), projection: int | None = None
 ) -> Network:
-    """FedKA's t-CNN: conv(32)-pool-conv(64)-pool-fc512-fc.
+    """Return the t-CNN of FedKA: conv(32)-pool-conv(64)-pool-fc512-fc.
 
-    The paper gives no kernel size; 5x5, unpadded, as in the code this network usually comes from.
+    The paper does not give the kernel size. Here it is 5x5 without padding, as in the code that usually defines this
+    network.
     """
     body, width = _cnn(input_shape, channels=(32, 64), hidden=hidden, padding=0)
     return Network(body, width, n_classes, projection)
 
 
-def at_least_one(name: str, value: object) -> None:
-    """Refuse what is not a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ModelError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-
-def check_image(input_shape: Sequence[int]) -> None:
-    """Refuse examples that are not images."""
+def require_image(input_shape: Sequence[int]) -> None:
+    """Raise unless the examples are images."""
     if len(input_shape) != 3:
-        raise ModelError(f"this network takes images [channels, height, width], not examples of {tuple(input_shape)}")
+        raise ModelError(
+            f"this network needs images [channels, height, width], not examples of shape {tuple(input_shape)}",
+            key="input_shape",
+            value=tuple(input_shape),
+        )
 
 
 def _cnn(
     input_shape: Sequence[int], channels: tuple[int, ...], hidden: Sequence[int], padding: int
 ) -> tuple[nn.Module, int]:
-    check_image(input_shape)
+    require_image(input_shape)
     layers: list[nn.Module] = []
     fan_in, size = input_shape[0], list(input_shape[1:])
     for fan_out in channels:
@@ -100,18 +99,22 @@ def _cnn(
         fan_in, size = fan_out, [(side + 2 * padding - 4) // 2 for side in size]
     if min(size) < 1:
         raise ModelError(
-            f"images of {input_shape[1]}x{input_shape[2]} are too small for this network; try mlp or cnn_fedntd"
+            f"images of {input_shape[1]}x{input_shape[2]} are too small for this network; try mlp or cnn_fedntd",
+            key="input_shape",
+            value=tuple(input_shape),
         )
     dense, width = _dense(fan_in * size[0] * size[1], hidden)
     return nn.Sequential(*layers, nn.Flatten(), *dense), width
 
 
 def _dense(fan_in: int, hidden: Sequence[int]) -> tuple[list[nn.Module], int]:
-    """Dense layers with ReLU, and the width of what comes out."""
+    """Return dense layers with ReLU, and the width of their output."""
     if not isinstance(hidden, Sequence):
-        raise ModelError(f"hidden must list the widths of the hidden layers, as in [512], not {hidden!r}")
+        raise ModelError(
+            f"hidden must be a list of layer widths, such as [512], not {hidden!r}", key="hidden", value=hidden
+        )
     for width in hidden:
-        at_least_one("a width in hidden", width)
+        require_whole("hidden", width, low=1, error=ModelError)
     layers: list[nn.Module] = []
     for wide, narrow in itertools.pairwise([fan_in, *hidden]):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]

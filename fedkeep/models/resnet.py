@@ -1,72 +1,31 @@
 """Residual networks with GroupNorm (He et al. 2016; FedGKD section 5.1, FedNTD G.3, FedSSD, FedKA).
 
-BatchNorm becomes GroupNorm with 16 channels a group, as in FedGKD. Images up to 64 pixels enter through a 3x3
-convolution that keeps their size, larger ones through ImageNet's 7x7 with stride 2 and a pool.
+GroupNorm with 16 channels per group replaces BatchNorm, as in FedGKD. The first layer for images of up to 64 pixels is
+a 3x3 convolution that keeps their size; for larger images it is ImageNet's 7x7 convolution with stride 2 and a pool.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedkeep.models.networks import Network, at_least_one, check_image
+from fedkeep._util.validate import require_whole
+from fedkeep.errors import ModelError
+from fedkeep.models.networks import Network, require_image
 from fedkeep.models.norm import groups
 
-LARGEST_SMALL_IMAGE = 64  # Tiny-ImageNet's: FedGKD's code gives it the 3x3 stem too
+LARGEST_SMALL_IMAGE = 64  # the side of Tiny-ImageNet's images, for which FedGKD's code uses the 3x3 stem too
 
 Norm = Callable[[int], nn.Module]
 
 
-def resnet8(
-    input_shape: Sequence[int],
-    n_classes: int,
-    width: int = 16,
-    channels_per_group: int = 16,
-    projection: int | None = None,
-) -> Network:
-    """FedGKD's network for CIFAR: a 3x3 stem for images of any size, three stages of one block, 16/32/64 channels."""
-    return _resnet(input_shape, n_classes, Basic, (1, 1, 1), width, channels_per_group, projection, small=True)
-
-
-def resnet10(
-    input_shape: Sequence[int],
-    n_classes: int,
-    width: int = 64,
-    channels_per_group: int = 16,
-    projection: int | None = None,
-) -> Network:
-    """FedNTD's network of section G.3: four stages of one block, 64/128/256/512 channels."""
-    return _resnet(input_shape, n_classes, Basic, (1, 1, 1, 1), width, channels_per_group, projection)
-
-
-def resnet18(
-    input_shape: Sequence[int],
-    n_classes: int,
-    width: int = 64,
-    channels_per_group: int = 16,
-    projection: int | None = None,
-) -> Network:
-    """Four stages of two blocks, 64/128/256/512 channels."""
-    return _resnet(input_shape, n_classes, Basic, (2, 2, 2, 2), width, channels_per_group, projection)
-
-
-def resnet50(
-    input_shape: Sequence[int],
-    n_classes: int,
-    width: int = 64,
-    channels_per_group: int = 16,
-    projection: int | None = None,
-) -> Network:
-    """The network of FedGKD, FedSSD and FedKA for Tiny-ImageNet: 3, 4, 6 and 3 bottlenecks, 256 to 2048 channels."""
-    return _resnet(input_shape, n_classes, Bottleneck, (3, 4, 6, 3), width, channels_per_group, projection)
-
-
 class Residual(nn.Module):
-    """ReLU of a branch plus a shortcut; a 1x1 convolution makes the shortcut fit where the shape changes."""
+    """ReLU of a branch plus a shortcut. Where the shape changes, the shortcut is a 1x1 convolution."""
 
-    expansion = 1  # channels that come out, in units of the width
+    expansion = 1  # output channels, as a multiple of the width
 
     def __init__(self, branch: nn.Module, fan_in: int, fan_out: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -81,7 +40,7 @@ class Residual(nn.Module):
 
 
 class Basic(Residual):
-    """Two 3x3 convolutions."""
+    """A block of two 3x3 convolutions."""
 
     def __init__(self, fan_in: int, width: int, stride: int, norm: Norm) -> None:
         branch = nn.Sequential(
@@ -92,7 +51,7 @@ class Basic(Residual):
 
 
 class Bottleneck(Residual):
-    """1x1 down to the width, 3x3, 1x1 up to four times the width; the 3x3 takes the stride."""
+    """A block of 1x1, 3x3 and 1x1 convolutions; the last has four times the width, the 3x3 has the stride."""
 
     expansion = 4
 
@@ -106,39 +65,77 @@ class Bottleneck(Residual):
 
 
 class GlobalMean(nn.Module):
-    """The mean over the pixels of an image."""
+    """The mean over all pixels of an image."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, channels]."""
         return x.mean((-2, -1))
 
 
+@dataclass(frozen=True)
+class Depth:
+    """What distinguishes one residual network from another."""
+
+    about: str
+    block: type[Basic] | type[Bottleneck]
+    blocks: tuple[int, ...]  # blocks in each stage
+    width: int = 64  # default number of channels in the first stage; each further stage doubles them
+    small_stem: bool = False  # use the 3x3 stem for images of any size
+
+
+DEPTHS = {
+    "resnet8": Depth("FedGKD's network for CIFAR: 3 stages of one block.", Basic, (1, 1, 1), 16, small_stem=True),
+    "resnet10": Depth("FedNTD's network of section G.3: 4 stages of one block.", Basic, (1, 1, 1, 1)),
+    "resnet18": Depth("4 stages of two blocks.", Basic, (2, 2, 2, 2)),
+    "resnet50": Depth("FedGKD's, FedSSD's and FedKA's for Tiny-ImageNet: 4 stages.", Bottleneck, (3, 4, 6, 3)),
+}
+
+
+def _constructor(name: str) -> Callable[..., Network]:
+    """Return the function that builds a network of this depth."""
+    depth = DEPTHS[name]
+
+    def resnet(
+        input_shape: Sequence[int],
+        n_classes: int,
+        width: int = depth.width,
+        channels_per_group: int = 16,
+        projection: int | None = None,
+    ) -> Network:
+        return _resnet(depth, input_shape, n_classes, width, channels_per_group, projection)
+
+    resnet.__name__ = resnet.__qualname__ = name
+    resnet.__doc__ = depth.about
+    return resnet
+
+
+resnet8, resnet10, resnet18, resnet50 = (_constructor(name) for name in DEPTHS)
+
+
 def _resnet(
+    depth: Depth,
     input_shape: Sequence[int],
     n_classes: int,
-    block: type[Basic] | type[Bottleneck],
-    blocks: tuple[int, ...],
     width: int,
     channels_per_group: int,
     projection: int | None,
-    small: bool | None = None,
 ) -> Network:
-    check_image(input_shape)
-    at_least_one("width", width)
-    at_least_one("channels_per_group", channels_per_group)
+    require_image(input_shape)
+    require_whole("width", width, low=1, error=ModelError)
+    require_whole("channels_per_group", channels_per_group, low=1, error=ModelError)
 
     def norm(channels: int) -> nn.Module:
         return nn.GroupNorm(groups(channels, channels_per_group), channels)
 
     channels, height, breadth = input_shape
-    small = max(height, breadth) <= LARGEST_SMALL_IMAGE if small is None else small
+    small = depth.small_stem or max(height, breadth) <= LARGEST_SMALL_IMAGE
     parts: list[tuple[str, nn.Module]] = [("stem", _stem(channels, width, norm, small))]
     fan_in = width
-    for i, n in enumerate(blocks):
+    for i, n in enumerate(depth.blocks):
         wide = width * 2**i
-        stage = [block(fan_in, wide, stride=1 if i == 0 else 2, norm=norm)]
-        fan_in = wide * block.expansion
-        stage += [block(fan_in, wide, stride=1, norm=norm) for _ in range(n - 1)]
+        stage = [depth.block(fan_in, wide, stride=1 if i == 0 else 2, norm=norm)]
+        fan_in = wide * depth.block.expansion
+        stage += [depth.block(fan_in, wide, stride=1, norm=norm) for _ in range(n - 1)]
         parts.append((f"stage{i + 1}", nn.Sequential(*stage)))
     return Network(nn.Sequential(OrderedDict([*parts, ("pool", GlobalMean())])), fan_in, n_classes, projection)
 
@@ -150,7 +147,7 @@ def _stem(channels: int, width: int, norm: Norm, small: bool) -> nn.Module:
 
 
 def _conv(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Module:
-    """A convolution without bias (a norm follows), with He's initialisation."""
+    """Return a convolution with He's initialisation and without bias, because a norm follows it."""
     conv = nn.Conv2d(fan_in, fan_out, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv

@@ -108,7 +108,7 @@ class Job:
             except FedkeepError as error:  # a damaged run, or one of another experiment: the others go on
                 found.cells[cell.column, cell.row].failed[cell.seed] = str(error)
                 continue
-            absent = named.missing(cell.experiment.data["source"], cell.experiment.data.get("root"))
+            absent = named.how_to_get(cell.experiment.data["source"], cell.experiment.data.get("root"))
             if absent is not None:
                 found.missing[cell.column] = absent
                 found.cells[cell.column, cell.row].why_not = "data not at hand"

@@ -1,15 +1,18 @@
-"""Models: the papers' networks, what the engines refuse and why, and what they leave as it was."""
+"""Models: the papers' networks, models that raise an error, and what training leaves unchanged."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.errors import raises
 from support.problems import gap
 from torch import nn
 
@@ -22,7 +25,7 @@ from fedkeep.task import Task, check_forward, check_model
 
 COLOUR, GREY = (3, 32, 32), (1, 28, 28)
 
-# Weights and biases of each layer, from the input on.
+# Weights and biases of each layer, starting at the input.
 COUNTS = {
     # 3072 -> 64 -> 10
     ("mlp", COLOUR): (3072 * 64 + 64) + (64 * 10 + 10),
@@ -42,7 +45,7 @@ WIDTHS = {"mlp": 64, "cnn_fedntd": 512, "cnn_fedssd": 84, "cnn_fedka": 512}
 
 
 @pytest.mark.parametrize(("case", "total"), list(zip(COUNTS, TOTALS, strict=True)))
-def test_networks_have_the_papers_size_and_give_logits(case, total):
+def test_networks_have_the_size_of_the_paper_and_return_logits(case, total) -> None:
     name, shape = case
     model = models.build(name, shape, 10)
     assert sum(p.numel() for p in model.parameters()) == COUNTS[case] == total
@@ -53,7 +56,7 @@ def test_networks_have_the_papers_size_and_give_logits(case, total):
 
 
 def basic(fan_in: int, width: int) -> int:
-    """Two 3x3 convolutions and their norms; where the width changes, a 1x1 convolution and a norm beside them."""
+    """Two 3x3 convolutions and their norms; where the width changes, also a 1x1 convolution and a norm."""
     shortcut = fan_in * width + 2 * width if fan_in != width else 0
     return 9 * fan_in * width + 9 * width * width + 2 * 2 * width + shortcut
 
@@ -73,7 +76,7 @@ FIFTIES = (
 SMALL, LARGE = 3 * 9 * 64 + 2 * 64, 3 * 49 * 64 + 2 * 64  # the 3x3 and the 7x7 stem, with their norm
 
 # name, channels, side, classes: stem, stages, classifier; the total; the width of the features. The totals of the 7x7
-# stem are those of the same networks with BatchNorm in torchvision: both norms have a scale and a shift a channel.
+# stem are those of the same networks with BatchNorm in torchvision: both norms have a scale and a shift per channel.
 RESNETS = {
     ("resnet8", 3, 32, 10): (
         *(3 * 9 * 16 + 2 * 16 + basic(16, 16) + basic(16, 32) + basic(32, 64) + 64 * 10 + 10, 78_042, 64),
@@ -90,9 +93,9 @@ RESNETS = {
 
 
 @pytest.mark.parametrize("case", RESNETS, ids=str)
-def test_residual_networks_have_the_papers_size(case):
+def test_residual_networks_have_the_size_of_the_paper(case) -> None:
     (name, channels, side, n_classes), (count, total, width) = case, RESNETS[case]
-    with torch.device("meta"):  # shapes and counts alone
+    with torch.device("meta"):  # shapes and counts only
         model = models.build(name, (channels, side, side), n_classes)
         x = torch.zeros(2, channels, side, side)
         assert sum(p.numel() for p in model.parameters()) == count == total
@@ -100,15 +103,15 @@ def test_residual_networks_have_the_papers_size(case):
         assert model.features(x).shape == (2, width)
 
 
-def test_small_images_keep_their_size_in_the_stem_and_large_ones_are_quartered():
+def test_the_stem_keeps_the_size_of_small_images_and_quarters_large_ones() -> None:
     with torch.device("meta"):
         for name, side, after in (("resnet10", 64, 64), ("resnet10", 68, 17), ("resnet8", 68, 68)):
             stem = models.build(name, (3, 8, side), 10).body.stem  # the longer side decides
             assert stem(torch.zeros(1, 3, side, side)).shape[-2:] == (after, after)
 
 
-def test_residual_networks_norm_groups_of_16_channels():
-    def norms(**options) -> set[tuple[int, int]]:
+def test_residual_networks_normalise_groups_of_16_channels() -> None:
+    def norms(**options: int) -> set[tuple[int, int]]:
         model = models.build("resnet8", (1, 8, 8), 3, **options)
         return {(m.num_groups, m.num_channels) for m in model.modules() if isinstance(m, nn.GroupNorm)}
 
@@ -117,14 +120,14 @@ def test_residual_networks_norm_groups_of_16_channels():
     assert norms(width=24) == {(1, 24), (3, 48), (6, 96)}
 
 
-def test_convolutions_start_as_he_says():
-    """Standard deviation sqrt(2 / (9 * 512)) of 512 * 512 * 9 weights: known to 0.1%."""
+def test_convolutions_have_he_initialisation() -> None:
+    """Standard deviation sqrt(2 / (9 * 512)), estimated from 512 * 512 * 9 weights with an error of 0.1%."""
     conv = models.build("resnet10", (1, 8, 8), 3).body.stage4[0].branch[3]
     assert conv.weight.shape == (512, 512, 3, 3)
     assert conv.weight.std().item() == pytest.approx((2 / (9 * 512)) ** 0.5, rel=5e-3)
 
 
-def test_a_residual_block_is_its_branch_plus_its_input():
+def test_a_residual_block_is_its_branch_plus_its_input() -> None:
     """With the branch's last scale and shift at 0, a block that keeps the shape is ReLU of its input."""
     block = models.build("resnet8", (1, 8, 8), 3).body.stage1[0]
     nn.init.zeros_(block.branch[4].weight)
@@ -132,31 +135,31 @@ def test_a_residual_block_is_its_branch_plus_its_input():
     assert torch.equal(block(x), x.relu())
 
 
-def test_every_network_of_the_registry_is_counted():
+def test_the_size_of_every_registered_network_is_tested() -> None:
     assert {case[0] for case in (*COUNTS, *RESNETS)} == set(models.REGISTRY)
 
 
 @pytest.mark.parametrize(("name", "smallest"), [("cnn_fedntd", 4), ("cnn_fedssd", 16), ("cnn_fedka", 16)])
-def test_images_too_small_for_a_network_are_refused(name, smallest):
-    """Padded, each pool halves: 4 -> 2 -> 1. Unpadded: 16 -> 12 -> 6 -> 2 -> 1."""
+def test_images_that_are_too_small_raise(name, smallest) -> None:
+    """With padding, each pool halves the size: 4 -> 2 -> 1. Without: 16 -> 12 -> 6 -> 2 -> 1."""
     assert models.build(name, (1, smallest, smallest), 3)(torch.zeros(1, 1, smallest, smallest)).shape == (1, 3)
     for height, width in ((smallest - 1, smallest), (smallest, smallest - 1), (1, 1)):
-        with pytest.raises(ModelError, match=f"{height}x{width} are too small"):
+        with raises(ModelError, "input_shape", (1, height, width), mentions=[f"{height}x{width}"]):
             models.build(name, (1, height, width), 3)
 
 
 @pytest.mark.parametrize("name", sorted(set(models.REGISTRY) - {"mlp"}))
-def test_convolutions_refuse_what_is_no_image(name):
-    with pytest.raises(ModelError, match=r"takes images \[channels, height, width\], not examples of \(64,\)"):
+def test_convolutional_networks_raise_for_examples_that_are_not_images(name) -> None:
+    with raises(ModelError, "input_shape", (64,), mentions=["(64,)"]):
         models.build(name, (64,), 10)
 
 
-def test_an_unknown_network_names_the_nearest():
-    with pytest.raises(ModelError, match=r"unknown model 'cnn_fednt': did you mean cnn_fedntd\?"):
+def test_an_unknown_network_raises_with_a_suggestion() -> None:
+    with raises(ModelError, "model", "cnn_fednt", valid=models.REGISTRY, mentions=["cnn_fedntd?"]):
         models.build("cnn_fednt", COLOUR, 10)
 
 
-def test_weights_depend_on_the_seed_alone():
+def test_weights_depend_only_on_the_seed() -> None:
     def weights(seed: int) -> list[torch.Tensor]:
         return list(models.build("mlp", (4,), 3, seed).parameters())
 
@@ -167,7 +170,7 @@ def test_weights_depend_on_the_seed_alone():
     assert not any(torch.equal(a, b) for a, b in zip(first, weights(6), strict=True))
 
 
-def test_building_leaves_torchs_random_state_as_it_was():
+def test_building_does_not_change_the_random_state_of_torch() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     models.build("mlp", (4,), 3, seed=9)
@@ -178,23 +181,23 @@ def test_building_leaves_torchs_random_state_as_it_was():
 
 
 @pytest.mark.parametrize("name", models.REGISTRY)
-def test_every_network_takes_a_projection_head(name):
-    """Linear(w, w), ReLU, Linear(w, 7) below a classifier of 7 features, on a body that stays the same."""
+def test_every_network_can_have_a_projection_head(name) -> None:
+    """Linear(w, w), ReLU, Linear(w, 7) below a classifier of 7 features; the body does not change."""
     narrow = {"width": 4} if "width" in models.options(name) else {}
-    plain = models.build(name, (1, 16, 16), 3, **narrow)
+    without = models.build(name, (1, 16, 16), 3, **narrow)
     model = models.build(name, (1, 16, 16), 3, projection=7, **narrow)
-    w = plain.classifier.in_features
+    w = without.classifier.in_features
     added = (w * w + w) + (w * 7 + 7) + (7 * 3 + 3) - (w * 3 + 3)
-    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in plain.parameters()) + added
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in without.parameters()) + added
     x = torch.rand(2, 1, 16, 16)
-    assert torch.equal(model.body(x), plain.features(x))
+    assert torch.equal(model.body(x), without.features(x))
     first, last = model.projection[0], model.projection[2]
-    assert torch.equal(model.features(x), last(first(plain.features(x)).relu()))
+    assert torch.equal(model.features(x), last(first(without.features(x)).relu()))
     assert torch.equal(model(x), model.classifier(model.features(x)))
-    assert not any("projection" in key for key in plain.state_dict())
+    assert not any("projection" in key for key in without.state_dict())
 
 
-def test_options_change_the_network():
+def test_options_change_the_network() -> None:
     assert models.options("cnn_fedssd") == {"hidden": (120, 84), "projection": None}
     assert models.build("mlp", (4,), 3, hidden=[5, 6]).classifier.in_features == 6
     assert models.build("mlp", (4,), 3, hidden=[]).classifier.in_features == 4
@@ -203,32 +206,32 @@ def test_options_change_the_network():
 
 
 @pytest.mark.parametrize("name", models.REGISTRY)
-def test_an_unknown_option_names_the_nearest(name):
-    with pytest.raises(ModelError, match=rf"unknown option 'projektion' of {name}: did you mean projection\?"):
+def test_an_unknown_option_raises_with_a_suggestion(name) -> None:
+    with raises(ModelError, "projektion", 256, valid=models.options(name), mentions=[name, "projection?"]):
         models.build(name, COLOUR, 10, projektion=256)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "option", "value", "wrong"),
     [
-        ("mlp", {"projection": 0}, "projection must be a whole number of at least 1, not 0"),
-        ("resnet8", {"projection": True}, "projection must be a whole number of at least 1, not True"),
-        ("resnet8", {"width": "16"}, "width must be a whole number of at least 1, not '16'"),
-        ("resnet8", {"channels_per_group": 0}, "channels_per_group must be a whole number"),
-        ("mlp", {"hidden": 64}, r"hidden must list the widths of the hidden layers, as in \[512\], not 64"),
-        ("cnn_fedka", {"hidden": [512, 0.5]}, "a width in hidden must be a whole number of at least 1, not 0.5"),
+        ("mlp", "projection", 0, 0),
+        ("resnet8", "projection", True, True),
+        ("resnet8", "width", "16", "16"),
+        ("resnet8", "channels_per_group", 0, 0),
+        ("mlp", "hidden", 64, 64),
+        ("cnn_fedka", "hidden", [512, 0.5], 0.5),
     ],
 )
-def test_options_out_of_range_are_refused(name, options, message):
-    with pytest.raises(ModelError, match=message):
-        models.build(name, GREY, 10, **options)
+def test_invalid_options_raise(name: str, option: str, value: Any, wrong: Any) -> None:
+    with raises(ModelError, option, wrong, mentions=[option]):
+        models.build(name, GREY, 10, **{option: value})
 
 
 # BatchNorm to GroupNorm
 
 
 class Twice(nn.Module):
-    """One BatchNorm under two names of one module and once more below, and two that share a scale."""
+    """One BatchNorm under three names, in two modules, and two BatchNorms that share a scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,8 +254,8 @@ class Twice(nn.Module):
     ],
     ids=str,
 )
-def test_batch_norm_becomes_group_norm_with_its_scale_and_shift(norm, shape, n_groups):
-    """40 channels, at most 40 / 16 groups: 2; 37 is prime: 1; 100: at most 6, 6 does not divide, 5 does."""
+def test_batch_norm_becomes_group_norm_with_its_scale_and_shift(norm, shape, n_groups) -> None:
+    """40 channels have at most 40 / 16 groups: 2. 37 is prime: 1. 100 have at most 6, and the largest divisor is 5."""
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     before = copy.deepcopy(norm.state_dict())
@@ -267,7 +270,7 @@ def test_batch_norm_becomes_group_norm_with_its_scale_and_shift(norm, shape, n_g
     assert all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
 
 
-def test_conversion_keeps_type_mode_and_what_is_frozen():
+def test_conversion_keeps_dtype_mode_and_frozen_parameters() -> None:
     model = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False, track_running_stats=False)).double()
     model[0].eval().weight.requires_grad_(False)
     new = models.to_group_norm(model)
@@ -278,7 +281,7 @@ def test_conversion_keeps_type_mode_and_what_is_frozen():
     assert [type(m) for m in model] == [nn.BatchNorm2d] * 2
 
 
-def test_conversion_keeps_what_is_shared_shared():
+def test_conversion_keeps_shared_parameters_shared() -> None:
     model = Twice()
     new = models.to_group_norm(model, channels_per_group=8)
     assert new.a is new.b is new.c[1]
@@ -290,7 +293,7 @@ def test_conversion_keeps_what_is_shared_shared():
     assert isinstance(model.a, nn.BatchNorm1d)
 
 
-def test_conversion_leaves_everything_else():
+def test_conversion_does_not_change_other_layers() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.3))
     new = models.to_group_norm(model)
     assert str(new) == str(model)
@@ -298,29 +301,29 @@ def test_conversion_leaves_everything_else():
 
 
 class Activated(nn.BatchNorm2d):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).relu()
 
 
-def test_conversion_refuses_what_it_would_break():
-    with pytest.raises(ModelError, match="0 is Activated, a BatchNorm with a forward of its own"):
+def test_conversion_raises_where_it_would_be_wrong() -> None:
+    with raises(ModelError, "0", "Activated"):
         models.to_group_norm(nn.Sequential(Activated(4)))
-    with pytest.raises(ModelError, match="0 is LazyBatchNorm2d, not initialised yet: run one batch"):
+    with raises(ModelError, "0", "LazyBatchNorm2d"):
         models.to_group_norm(nn.Sequential(nn.LazyBatchNorm2d()))
-    with pytest.raises(ModelError, match="channels_per_group must be a whole number of at least 1, not 0"):
+    with raises(ModelError, "channels_per_group", 0):
         models.to_group_norm(nn.BatchNorm2d(4), channels_per_group=0)
 
 
-def test_conversion_warns_of_a_norm_that_would_erase_its_input(caplog):
+def test_conversion_warns_of_a_norm_that_would_erase_its_input(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="fedkeep"):
         models.to_group_norm(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm2d(1)))
-        assert caplog.text == ""
+        assert caplog.records == []
         new = models.to_group_norm(nn.Sequential(nn.BatchNorm1d(1)))
-    assert "0 becomes a GroupNorm of one channel a group" in caplog.text
-    assert new(torch.randn(3, 1)).abs().max() < 1e-3  # rounding is all that is left
+    assert [(record.name, record.args) for record in caplog.records] == [("fedkeep.models.norm", ("0",))]
+    assert new(torch.randn(3, 1)).abs().max() < 1e-3  # only rounding errors remain
 
 
-# what is refused
+# models that raise an error
 
 
 class Counter(nn.Module):
@@ -331,7 +334,7 @@ class Counter(nn.Module):
         self.linear, self.in_place = nn.Linear(4, 3), in_place
         self.register_buffer("passes", torch.zeros(()))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         if self.training and self.in_place:
             self.passes += 1
         elif self.training:
@@ -346,47 +349,51 @@ class Late(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 3)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         self.register_buffer("seen", x.detach().sum())
         return self.linear(x)
 
 
-def checked(model: nn.Module, x=None, n_classes: int = 3) -> None:
+def check(model: nn.Module, x: Any = None, n_classes: int = 3) -> None:
     check_forward(Task(model, n_classes, 2), torch.zeros(2, 4) if x is None else x)
 
 
 @pytest.mark.parametrize(
     ("norm", "name"),
-    [(nn.BatchNorm1d(5), "BatchNorm1d"), (nn.LazyBatchNorm1d(), "LazyBatchNorm1d"), (nn.SyncBatchNorm(5), "SyncB")],
+    [
+        (nn.BatchNorm1d(5), "BatchNorm1d"),
+        (nn.LazyBatchNorm1d(), "LazyBatchNorm1d"),
+        (nn.SyncBatchNorm(5), "SyncBatchNorm"),
+    ],
 )
-def test_batch_norm_is_refused_by_name_with_the_reason_and_the_way_out(norm, name):
+def test_batch_norm_raises_and_names_the_layer_and_group_norm(norm, name) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Sequential(norm), nn.Linear(5, 3))
-    with pytest.raises(ModelError, match=rf"1\.0 is {name}.*mix the examples of a batch.*nn\.GroupNorm"):
+    with raises(ModelError, "1.0", name, mentions=["nn.GroupNorm"]):
         check_model(model)
-    with pytest.raises(ModelError, match="the model is BatchNorm1d"):
+    with raises(ModelError, "model", "BatchNorm1d"):
         check_model(nn.BatchNorm1d(3))
 
 
-def test_group_norm_is_taken():
-    checked(nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)))
+def test_group_norm_is_accepted() -> None:
+    check(nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)))
 
 
-def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
+def test_a_lazy_module_raises_until_it_is_initialised() -> None:
     model = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(ModelError, match=r"0\.weight is not initialised yet: run one batch"):
+    with raises(ModelError, "0.weight"):
         check_model(model)
     model(torch.zeros(1, 4))
-    checked(model)
+    check(model)
 
 
-def test_what_is_no_module_is_refused():
-    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, not function"):
-        check_model(checked)
+def test_a_function_instead_of_a_module_raises() -> None:
+    with raises(ModelError, "model", "function"):
+        check_model(check)
 
 
-def test_a_model_with_nothing_to_train_is_refused():
+def test_a_model_without_trainable_parameters_raises() -> None:
     for model in (nn.Linear(4, 3).requires_grad_(False), nn.Flatten()):
-        with pytest.raises(ModelError, match="no parameter that requires a gradient"):
+        with raises(ModelError, "model"):
             Task(model, 3, 2)
 
 
@@ -400,41 +407,41 @@ def test_a_model_with_nothing_to_train_is_refused():
             nn.Sequential(
                 nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(4, 3)
             ),
-            r"1\.running_mean",
+            "1.running_mean",
         ),
     ],
     ids=["in place", "replaced", "registered late", "instance norm"],
 )
-def test_a_buffer_that_changes_in_training_is_refused_by_name(model, buffer):
-    with pytest.raises(ModelError, match=f"the buffer {buffer} changes while training"):
-        checked(model, torch.ones(2, 4))
+def test_a_buffer_that_changes_in_training_raises(model, buffer) -> None:
+    with raises(ModelError, buffer):
+        check(model, torch.ones(2, 4))
 
 
-def test_a_wrong_number_of_logits_is_refused():
-    with pytest.raises(ModelError, match=r"gives \(2, 5\) for two examples; logits of shape \(2, 3\)"):
-        checked(nn.Linear(4, 5))
-    with pytest.raises(ModelError, match=r"gives \(2, 4, 3\) for two examples"):
-        checked(nn.Linear(4, 3), torch.zeros(2, 4, 4))
+def test_a_wrong_shape_of_logits_raises() -> None:
+    with raises(ModelError, "model", (2, 5), mentions=["(2, 3)"]):
+        check(nn.Linear(4, 5))
+    with raises(ModelError, "model", (2, 4, 3)):
+        check(nn.Linear(4, 3), torch.zeros(2, 4, 4))
 
 
-def test_inputs_the_model_cannot_take_are_named():
-    with pytest.raises(ModelError, match=r"cannot take the data \(inputs \(2, 7\)\)"):
-        checked(nn.Linear(4, 3), torch.zeros(2, 7))
-    with pytest.raises(ModelError, match=r"cannot take the data \(inputs {'ids': \(2, 7\)}\)"):
-        checked(nn.Linear(4, 3), {"ids": torch.zeros(2, 7)})
+def test_inputs_that_do_not_fit_the_model_raise() -> None:
+    with raises(ModelError, "model", mentions=["(2, 7)"]):
+        check(nn.Linear(4, 3), torch.zeros(2, 7))
+    with raises(ModelError, "model", mentions=["{'ids': (2, 7)}"]):
+        check(nn.Linear(4, 3), {"ids": torch.zeros(2, 7)})
 
 
-def test_checking_leaves_torchs_random_state_as_it_was():
+def test_checking_does_not_change_the_random_state_of_torch() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    checked(model)
+    check(model)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_features_are_asked_for_where_a_model_has_none():
+def test_a_model_without_features_raises_where_they_are_needed() -> None:
     task = Task(nn.Linear(4, 3), 3, 2)
-    with pytest.raises(ModelError, match=r"Linear has no features\(x\) and head\(h\)"):
+    with raises(ModelError, "model.features", mentions=["Linear", "features(x)", "head(h)"]):
         task.outputs(task.init, torch.zeros(2, 4))
     network = Task(models.build("mlp", (4,), 3), 3, 2)
     x = torch.rand(2, 4)
@@ -443,7 +450,7 @@ def test_features_are_asked_for_where_a_model_has_none():
     assert torch.equal(z, network.apply(network.init, x))
 
 
-# what is left alone, and what is trained
+# what training changes, and what it does not
 
 SETTINGS = {
     "rounds": 2,
@@ -458,7 +465,7 @@ SETTINGS = {
 CLIENTS = [[0, 1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13]]
 
 
-def flat_data():
+def flat_data() -> fk.data.Dataset:
     rng = np.random.default_rng(0)
     y = np.arange(20) % 3
     x = rng.normal(size=(20, 4)) + np.eye(3, 4)[y]
@@ -467,7 +474,7 @@ def flat_data():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_the_users_module_stays_as_it_was(engine, training):
+def test_training_does_not_change_the_module_of_the_user(engine, training) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).train(training)
     before = copy.deepcopy(model.state_dict())
     history = fk.simulate("fedavg", model, flat_data(), CLIENTS, engine=engine, **SETTINGS)
@@ -486,22 +493,22 @@ class Scaled(nn.Module):
         self.frozen, self.linear = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3)
         self.register_buffer("scale", torch.tensor(0.5))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         return self.linear(torch.tanh(self.frozen(x)) * self.scale)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_frozen_parameters_and_buffers_are_constants(engine):
-    """One step of all examples moves the trained layer by lr times plain autograd's gradient, and nothing else."""
+def test_frozen_parameters_and_buffers_are_constants(engine) -> None:
+    """One step on all examples moves the trained layer by lr times the gradient of autograd, and nothing else."""
     model, data = Scaled(), flat_data()
     once = {**SETTINGS, "rounds": 1, "epochs": 1, "batch_size": 99, "momentum": 0.0, "weight_decay": 0.0}
     history = fk.simulate("fedavg", model, data, [range(14)], engine=engine, **once)
     assert set(history.params) == {"linear.weight", "linear.bias"}
     assert torch.equal(history.model.frozen.weight, model.frozen.weight.double())
     assert history.model.scale.item() == 0.5
-    plain = copy.deepcopy(model).double()
-    nn.functional.cross_entropy(plain(data.x_train), data.y_train).backward()
-    expected = {name: (p - 0.1 * p.grad).detach() for name, p in plain.named_parameters() if p.requires_grad}
+    reference = copy.deepcopy(model).double()
+    nn.functional.cross_entropy(reference(data.x_train), data.y_train).backward()
+    expected = {name: (p - 0.1 * p.grad).detach() for name, p in reference.named_parameters() if p.requires_grad}
     assert gap(expected, history.params) < 1e-12
 
 
@@ -513,12 +520,12 @@ class Tied(nn.Module):
         self.below, self.above, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
         self.above.weight = self.below.weight
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         return self.out(self.above(torch.tanh(self.below(x))))
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_tied_weights_are_one_weight_with_the_gradient_of_both_uses(engine):
+def test_tied_weights_are_one_weight_with_the_sum_of_both_gradients(engine) -> None:
     torch.manual_seed(0)
     model, data = Tied(), flat_data()
     once = {**SETTINGS, "rounds": 1, "epochs": 1, "batch_size": 99, "momentum": 0.0, "weight_decay": 0.0}
@@ -527,25 +534,25 @@ def test_tied_weights_are_one_weight_with_the_gradient_of_both_uses(engine):
     assert "above.weight" not in history.params
     trained = history.model
     assert trained.above.weight is trained.below.weight
-    plain = copy.deepcopy(model).double()
-    nn.functional.cross_entropy(plain(data.x_train), data.y_train).backward()
-    expected = {name: (p - 0.1 * p.grad).detach() for name, p in plain.named_parameters()}
+    reference = copy.deepcopy(model).double()
+    nn.functional.cross_entropy(reference(data.x_train), data.y_train).backward()
+    expected = {name: (p - 0.1 * p.grad).detach() for name, p in reference.named_parameters()}
     assert gap(expected, history.params) < 1e-12
 
 
 class Reader(nn.Module):
-    """The mean of the embeddings of a text, padding left out."""
+    """The mean of the embeddings of a text, without padding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.linear = nn.Embedding(11, 6), nn.Linear(6, 3)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> torch.Tensor:
         mask = x["mask"].unsqueeze(-1).to(self.linear.weight.dtype)
         return self.linear((self.embed(x["ids"]) * mask).sum(-2) / mask.sum(-2))
 
 
-def test_a_model_of_a_dict_of_inputs_runs_in_both_engines_and_they_agree():
+def test_both_engines_agree_on_a_model_with_a_dict_of_inputs() -> None:
     rng = np.random.default_rng(1)
     y = np.arange(20) % 3
     ids = rng.integers(0, 11, (20, 5))
@@ -562,7 +569,7 @@ def test_a_model_of_a_dict_of_inputs_runs_in_both_engines_and_they_agree():
     assert loop.model({k: v[14:] for k, v in data.x_train.items()}).shape == (0, 3)
 
 
-def images(side: int = 8):
+def images(side: int = 8) -> fk.data.Dataset:
     rng = np.random.default_rng(2)
     y = np.arange(12) % 3
     x = rng.normal(size=(12, 2, side, side)) + y[:, None, None, None]
@@ -576,7 +583,7 @@ IMAGE_CLIENTS = [[0, 1, 2, 3], [4, 5, 6], [7, 8]]
     ("name", "options"),
     [("resnet8", {}), ("resnet10", {"width": 16}), ("resnet18", {"width": 4}), ("resnet50", {"width": 4})],
 )
-def test_residual_networks_train_alike_in_both_engines(name, options):
+def test_both_engines_agree_on_residual_networks(name, options) -> None:
     model = models.build(name, (2, 8, 8), 3, projection=5, **options)
     settings = {**SETTINGS, "rounds": 1, "epochs": 1, "batch_size": 2, "lr": 0.02}
     loop, stacked = (
@@ -585,21 +592,21 @@ def test_residual_networks_train_alike_in_both_engines(name, options):
     )
     assert gap(loop.params, stacked.params) < 1e-12
     start = {key: p.detach().double() for key, p in model.named_parameters()}
-    assert all(gap({"w": start[key]}, {"w": w}) > 0 for key, w in loop.params.items())  # no layer is left out
+    assert all(gap({"w": start[key]}, {"w": w}) > 0 for key, w in loop.params.items())  # every layer is trained
 
 
-def test_the_large_stem_can_be_stacked():
+def test_the_large_stem_can_be_stacked() -> None:
     model = models.build("resnet10", (2, 68, 68), 3, width=2, projection=4)
     assert unstackable(Task(model, 3, 2), torch.rand(2, 2, 68, 68), map_clients) is None
 
 
-def test_a_converted_module_trains_alike_in_both_engines():
+def test_both_engines_agree_on_a_converted_module() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(2, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten()),
         *(nn.Linear(32 * 9, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)),
     )
-    with pytest.raises(ModelError, match="BatchNorm2d"):
+    with raises(ModelError, "1", "BatchNorm2d"):
         fk.simulate("fedavg", model, images(), IMAGE_CLIENTS, **SETTINGS)
     loop, stacked = (
         fk.simulate("fedavg", models.to_group_norm(model), images(), IMAGE_CLIENTS, engine=engine, **SETTINGS)
@@ -609,9 +616,9 @@ def test_a_converted_module_trains_alike_in_both_engines():
     assert set(loop.params) == {key for key, _ in model.named_parameters()}
 
 
-def test_the_page_on_models_runs_as_written_and_counts_every_network():
+def test_the_code_of_docs_models_runs_and_its_table_is_correct() -> None:
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    names: dict = {}
+    names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(block, names)
     rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+), (\d+)x\d+, (\d+) classes: ([\d,]+) \|", text, flags=re.MULTILINE)
@@ -624,13 +631,14 @@ def test_the_page_on_models_runs_as_written_and_counts_every_network():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("wrap", [torch.jit.script, torch.nn.DataParallel])
-def test_a_module_that_cannot_be_lent_weights_is_refused(wrap) -> None:
-    with pytest.raises(ModelError, match="give the module that it was made from"):
+def test_a_module_whose_parameters_cannot_be_replaced_raises(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    with raises(ModelError, "model"):
         Task(wrap(torch.nn.Linear(4, 3)), 3, 1)
 
 
-def test_lent_weights_are_used_and_given_back() -> None:
-    """An LSTM keeps weights in two places, the embedding shares one with the output; a failing call gives back too."""
+def test_substituted_parameters_are_used_only_during_the_call() -> None:
+    """An LSTM stores weights in two places, and the embedding shares one with the output. A failing call restores the
+    original parameters too."""
 
     class Reader(torch.nn.Module):
         def __init__(self) -> None:
@@ -640,7 +648,7 @@ def test_lent_weights_are_used_and_given_back() -> None:
             self.out = torch.nn.Linear(5, 7)
             self.out.weight = self.words.weight
 
-        def forward(self, x):
+        def forward(self, x: Any) -> torch.Tensor:
             return self.out(self.reader(self.words(x))[0][:, -1])
 
     task, x = Task(Reader(), 7, 1), torch.arange(6).reshape(2, 3)

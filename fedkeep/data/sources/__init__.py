@@ -1,4 +1,4 @@
-"""Where data sets come from: a name, a file, a folder, or the Hugging Face hub. `docs/data.md` has them all."""
+"""Sources of data sets: names, files, folders and the Hugging Face hub. `docs/data.md` lists them all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from fedkeep.errors import DataError
 
 __all__ = ["load"]
 
+_FILES = (".npz", ".parquet", ".csv", ".csv.gz")
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth")
+
 Source = str | Path | Sequence[Any] | Mapping[str, Any]
-_ALONE = 0.2  # of a single table, which is everything there is
+_SINGLE_TABLE_TEST = 0.2  # the default test share of a single table
 
 
 def load(
@@ -35,26 +38,34 @@ def load(
     std: Any = None,
     **options: Any,
 ) -> Dataset:
-    """Load a data set, and split off the server's public part if one is asked for.
+    """Load a data set and, with `public` or `public_ids`, move a part of it to the server's public set.
 
-    `source` is a name (digits, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist), an .npz, .parquet or .csv
-    file, a pair (or dict) of files to train and to test with, a folder (IDX files, CIFAR binary batches, images by
-    class, tables), or "hf:NAME" for a Hugging Face data set. `root` is where named data sets are: else
-    $FEDKEEP_DATA, else ~/.cache/fedkeep.
+    `source` is one of
 
-    `public` is a share of the training data, or a count per class; `public_ids` a number of owners (writers) whose
-    examples it is made of instead; `seed` decides which it takes. `min_per_id` leaves out owners with fewer examples.
-    `n_classes` is compared with what is found. `mean` and `std` replace the usual normalisation of a named data set.
-    The other options say how to read: size, x, y, ids, tokenizer, splits, test, first_label, merge_validation,
+    - a name: digits, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist
+    - an .npz, .parquet or .csv file, or a pair (or dict) of tables to train and to test on
+    - a folder: IDX files, CIFAR binary batches, images by class, tables
+    - "hf:NAME" for a Hugging Face data set
+
+    `root` is the folder of the named data sets; the default is $FEDKEEP_DATA, else ~/.cache/fedkeep.
+
+    `public` is a fraction of the training examples, or a number of examples per class. `public_ids` is a number of
+    owners (writers) whose examples all become public instead. `validation` is the fraction of the public set that is
+    held out, and `seed` decides which examples are chosen. `min_per_id` leaves out owners with fewer examples.
+
+    `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
+    other options control reading: size, x, y, ids, tokenizer, splits, test, first_label, merge_validation,
     test_writers.
 
     >>> data = load("digits", public=0.1)
     >>> data.n_classes, len(data.y_train) + len(data.public.y) + len(data.public.y_val), len(data.y_test)
     (10, 1438, 359)
     """
-    how = Options.parse(options)
-    raw = _count_from_zero(_with_test(_read(source, root, how), how), how, n_classes)
-    _compare(raw, n_classes)
+    parsed = Options.parse(options)
+    if public is not None and public_ids is not None:
+        raise DataError("give public or public_ids, not both", key="public_ids", value=public_ids)
+    raw = _number_from_zero(_with_test(_read(source, root, parsed), parsed), parsed, n_classes)
+    _require_n_classes(raw, n_classes)
     assert raw.test is not None
     try:
         data = from_arrays(
@@ -70,9 +81,7 @@ def load(
             name=raw.name,
         )
     except DataError as error:
-        raise DataError(f"{raw.name}: {error}") from error
-    if public is not None and public_ids is not None:
-        raise DataError("public and public_ids are two ways to choose the same: give one of them")
+        raise DataError(f"{raw.name}: {error}", key=error.key, value=error.value, valid=error.valid) from error
     data = data if min_per_id is None else data.drop_small_owners(min_per_id)
     if public_ids is not None:
         return data.with_public(public_ids, validation, seed, by_id=True)
@@ -81,110 +90,144 @@ def load(
 
 def _read(source: Source, root: str | Path | None, options: Options) -> Raw:
     if isinstance(source, Mapping | tuple | list):
-        return tables.files(*_pair(source), options)
+        return tables.read_files(*_parse_pair(source), options)
     if not isinstance(source, str | Path):
+        kind = type(source).__name__
         raise DataError(
-            f"a source is a name, a path, or a pair of files, not {type(source).__name__}: for arrays there is "
-            "fk.data.from_arrays"
+            f"source must be a name, a path, or a pair of files, not {kind}; for arrays use fk.data.from_arrays",
+            key="source",
+            value=kind,
         )
     if isinstance(source, str):
         if source.startswith(hub.PREFIX):
-            return hub.load(source.removeprefix(hub.PREFIX), options)
-        name = named.canonical(source)
+            return hub.read(source.removeprefix(hub.PREFIX), options)
+        name = named.canonical_name(source)
         if name is not None:
-            return named.load(name, root, options)
+            return named.read(name, root, options)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _folder(path, options)
-    return _file(path, source, options)
+        return _read_folder(path, options)
+    return _read_file(path, source, options)
 
 
-def _file(path: Path, source: str | Path, options: Options) -> Raw:
+def _read_file(path: Path, source: str | Path, options: Options) -> Raw:
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        return arrays.npz(path, options)
+        return arrays.read_npz(path, options)
     if tables.is_table(path):
-        return hold_out(tables.files([path], None, options), options.test or _ALONE)
-    if suffix in (".pkl", ".pickle", ".pt", ".pth"):
-        raise DataError(f"{path} is a pickle, and pickles can run code: they are never loaded; save arrays as .npz")
+        return hold_out(tables.read_files([path], None, options), options.test or _SINGLE_TABLE_TEST)
+    if suffix in _PICKLES:
+        raise DataError(
+            f"{path} is a pickle. Pickles can run code and are never loaded; save the arrays as .npz",
+            key=str(path),
+            value=suffix,
+            valid=_FILES,
+        )
     if path.is_file():
-        raise DataError(f"{path} is not a file that is read by itself (valid: .npz, .parquet, .csv, or its folder)")
+        raise DataError(
+            f"{path} cannot be loaded: a single file must be one of {', '.join(_FILES)}; for another format load its "
+            "folder",
+            key=str(path),
+            value=suffix,
+            valid=_FILES,
+        )
     if suffix or isinstance(source, Path) or "/" in source or "\\" in source:
-        raise Missing(f"there is no file or folder {path}")
-    raise DataError(f"unknown data set {source!r}: {did_you_mean(source, [*named.NAMES, 'hf:NAME', 'FILE', 'FOLDER'])}")
-
-
-def _folder(path: Path, options: Options) -> Raw:
-    """Recognise what a folder holds."""
-    kind = cifar.holds(path)
-    if kind is not None:
-        return cifar.folder(path, options, kind)
-    if idx.holds(path):
-        return idx.folder(path, options)
-    if (path / "val" / "val_annotations.txt").is_file():
-        return named.tiny_imagenet(path, options)
-    if femnist.holds(path):
-        return femnist.folder(path, options)
-    if images.has_parts(path):
-        return images.folder(path, options)
-    if tables.holds(path):
-        return tables.folder(path, options)
-    if images.has_classes(path):  # after tables, which may name the images of a folder beside them
-        return images.folder(path, options)
-    raise Missing(
-        f"{path} holds nothing that is recognised: IDX files, CIFAR binary batches, train/<class>/ and test/<class>/ "
-        "of images, or tables train*.parquet (or csv) and test*"
+        raise Missing(f"there is no file or folder {path}", key=str(path))
+    valid = [*named.NAMES, "hf:NAME", "FILE", "FOLDER"]
+    raise DataError(
+        f"unknown data set {source!r}: {did_you_mean(source, valid)}", key="source", value=source, valid=valid
     )
 
 
-def _pair(source: Sequence[Any] | Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
+def _read_folder(path: Path, options: Options) -> Raw:
+    """Read a folder with the reader that recognises its files."""
+    kind = cifar.recognises(path)
+    if kind is not None:
+        return cifar.read_folder(path, options, kind)
+    if idx.recognises(path):
+        return idx.read_folder(path, options)
+    if (path / "val" / "val_annotations.txt").is_file():
+        return named.read_tiny_imagenet(path, options)
+    if femnist.recognises(path):
+        return femnist.read_folder(path, options)
+    if images.has_train_folder(path):
+        return images.read_folder(path, options)
+    if tables.recognises(path):
+        return tables.read_folder(path, options)
+    if images.has_class_folders(path):  # after tables, because tables may refer to images in folders next to them
+        return images.read_folder(path, options)
+    raise Missing(
+        f"{path} contains no known format: IDX files, CIFAR binary batches, images in train/<class>/ and "
+        "test/<class>/, or tables train*.parquet (or csv) and test*",
+        key=str(path),
+    )
+
+
+def _parse_pair(source: Sequence[Any] | Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     parts = dict(source) if isinstance(source, Mapping) else dict(zip(("train", "test"), source, strict=False))
     if set(parts) != {"train", "test"} or len(source) != 2:
         raise DataError(
-            f"files come as a pair (train, test) or as {{'train': ..., 'test': ...}}, not as {list(source)!r}"
+            f"source must be a pair (train, test) or a dict {{'train': ..., 'test': ...}}, not {list(source)!r}",
+            key="source",
+            value=list(source),
+            valid=("train", "test"),
         )
-    train, test = (_paths(parts[part]) for part in ("train", "test"))
+    train, test = (_parse_paths(part, parts[part]) for part in ("train", "test"))
     return train, test
 
 
-def _paths(value: Any) -> list[Path]:
+def _parse_paths(part: str, value: Any) -> list[Path]:
     paths = [value] if isinstance(value, str | Path) else value
     if not isinstance(paths, list | tuple) or not paths or not all(isinstance(p, str | Path) for p in paths):
-        raise DataError(f"a part is a file or a list of files, not {value!r}: for arrays there is fk.data.from_arrays")
+        raise DataError(
+            f"source: {part} must be a file or a list of files, not {value!r}; for arrays use fk.data.from_arrays",
+            key="source",
+            value=value,
+        )
     return [Path(path).expanduser() for path in paths]
 
 
 def _with_test(raw: Raw, options: Options) -> Raw:
-    """Split a test part off where there is none, if that is asked for: it may just be missing."""
+    """Return the data with a test set. If there is none, it is split off only on request: files may be missing."""
     if raw.test is not None:
         return raw
     if options.test is None:
-        raise DataError(f"{raw.name} has no test part: give one, or test=0.2 to hold out that share of each class")
+        raise DataError(
+            f"{raw.name} has no test set: add one, or hold out a fraction of each class with test=0.2", key="test"
+        )
     return hold_out(raw, options.test)
 
 
-def _count_from_zero(raw: Raw, options: Options, n_classes: int | None) -> Raw:
-    """Move labels that start elsewhere; refuse a class 0 that never occurs, unless the classes are known."""
+def _number_from_zero(raw: Raw, options: Options, n_classes: int | None) -> Raw:
+    """Return the data with labels from 0. A missing class 0 raises an error, unless the number of classes is known."""
     first = options.first_label or 0
-    if first and raw.numbered:
+    if first and raw.has_whole_labels:
         raw = raw.map(lambda part: dataclasses.replace(part, y=np.asarray(part.y).astype(np.int64) - first))
-    if raw.n_classes is None and n_classes is None and raw.numbered:
-        lowest = int(min(y.min() for y in raw.classes))
+    if raw.n_classes is None and n_classes is None and raw.has_whole_labels:
+        lowest = int(min(y.min() for y in raw.labels))
         if lowest > 0:
             raise DataError(
-                f"{raw.name}: the lowest label is {lowest + first}, but classes count from 0: give "
-                f"first_label={lowest + first}, or n_classes= if class 0 has no examples"
+                f"{raw.name}: the lowest label is {lowest + first}, but classes are numbered from 0: give "
+                f"first_label={lowest + first}, or n_classes= if class 0 has no examples",
+                key="first_label",
+                value=options.first_label,
+                valid=[lowest + first],
             )
     return raw
 
 
-def _compare(raw: Raw, n_classes: int | None) -> None:
-    """Refuse a number of classes that is not the one found."""
+def _require_n_classes(raw: Raw, n_classes: int | None) -> None:
+    """Raise if a given number of classes is not that of the data."""
     if n_classes is None:
         return
-    if raw.n_classes is not None and raw.n_classes != n_classes:
-        raise DataError(f"n_classes = {n_classes}, but {raw.name} has {raw.n_classes} classes")
-    if raw.n_classes is None and raw.numbered:
-        low, high = int(min(y.min() for y in raw.classes)), int(max(y.max() for y in raw.classes))
-        if high + 1 != n_classes:
-            raise DataError(f"n_classes = {n_classes}, but {raw.name} has labels {low} to {high}: {high + 1} classes")
+    actual, explanation = raw.n_classes, ""
+    if actual is None and raw.has_whole_labels:
+        low, high = int(min(y.min() for y in raw.labels)), int(max(y.max() for y in raw.labels))
+        actual, explanation = high + 1, f" (labels {low} to {high})"
+    if actual is not None and actual != n_classes:
+        raise DataError(
+            f"n_classes = {n_classes}, but {raw.name} has {actual} classes{explanation}",
+            key="n_classes",
+            value=n_classes,
+            valid=[actual],
+        )

@@ -1,4 +1,4 @@
-"""Data that is arrays already: scikit-learn's digits (embedded) and `.npz` files."""
+"""Arrays: scikit-learn's digits, which come with it, and `.npz` files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from fedkeep.errors import DataError
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-def digits(options: Options) -> Raw:
-    """Scikit-learn's 1,797 handwritten digits, 8x8 grey images in [0, 1]; a fixed fifth of each class is the test."""
-    options.only("digits")
-    table = _digits()
+def read_digits(options: Options) -> Raw:
+    """Return scikit-learn's 1,797 handwritten digits, 8x8 grey images in [0, 1].
+
+    The test set is a fixed fifth of each class.
+    """
+    options.reject_except("digits")
+    table = _read_digits_table()
     x = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.float32) / 16
     return hold_out(Raw(Part(x, table[:, -1].astype(np.int64)), None, "digits", 10), 0.2)
 
 
-def _digits() -> np.ndarray:
-    """Read [1797, 65], pixels and class, from scikit-learn's file: importing all of it would take a second or two."""
-    found = importlib.util.find_spec("sklearn")
-    file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else Path()
+def _read_digits_table() -> np.ndarray:
+    """Return pixels and class, [1797, 65].
+
+    They are read from scikit-learn's file, because importing scikit-learn takes a second or two.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    file = Path(spec.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if spec else Path()
     if file.is_file():
         return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
@@ -34,19 +40,24 @@ def _digits() -> np.ndarray:
     return np.column_stack([raw.data, raw.target])
 
 
-def npz(path: Path, options: Options) -> Raw:
-    """Read x_train, y_train, x_test, y_test (and, optionally, mean, std, n_classes, ids) from a file."""
-    options.only("an .npz file", "first_label")
+def read_npz(path: Path, options: Options) -> Raw:
+    """Read x_train, y_train, x_test, y_test (and optionally mean, std, n_classes, ids) from a file."""
+    options.reject_except("an .npz file", "first_label")
     if not path.is_file():
-        raise Missing(f"there is no file {path}")
+        raise Missing(f"there is no file {path}", key=str(path))
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # a damaged file fails in zlib, struct, zipfile or numpy, each in its own way
-        raise DataError(f"{path} cannot be read as plain arrays: {one_line(error)}") from error
+    except Exception as error:  # a damaged file can fail in zlib, struct, zipfile or numpy
+        raise DataError(f"{path} cannot be read as arrays: {one_line(error)}", key=str(path)) from error
     missing = [name for name in _ARRAYS if name not in arrays]
     if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'})")
+        raise DataError(
+            f"{path} has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'})",
+            key=str(path),
+            value=list(arrays),
+            valid=_ARRAYS,
+        )
     return Raw(
         Part(arrays["x_train"], arrays["y_train"], arrays.get("ids")),
         Part(arrays["x_test"], arrays["y_test"]),

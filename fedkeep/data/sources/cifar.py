@@ -1,4 +1,4 @@
-"""The binary format of CIFAR: records of one label (CIFAR-100: a coarse and a fine one) and 3,072 bytes of pixels."""
+"""CIFAR's binary format: records of one label (CIFAR-100: a coarse and a fine label) and 3,072 bytes of pixels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeep._util.validate import require_choice
 from fedkeep.data.sources.common import Missing, Options, Part, Raw
 from fedkeep.errors import DataError
 
@@ -15,14 +16,14 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Format:
-    """Which files there are, and which labels stand before the pixels of a record, with their numbers of classes."""
+    """The files of a CIFAR version, and the labels of a record."""
 
     name: str
     train: tuple[str, ...]
     test: str
-    labels: dict[str, int]
-    inside: str  # the folder in the archive, as distributed
-    pickled: tuple[str, ...]  # what the Python version holds instead
+    labels: dict[str, int]  # the labels before the pixels of a record, with their numbers of classes
+    subfolder: str  # the folder in the archive, as distributed
+    pickled: tuple[str, ...]  # files and folders of the Python version
     archive: str
 
 
@@ -46,60 +47,72 @@ HUNDRED = Format(
 )
 
 
-def holds(folder: Path) -> Format | None:
-    """Say which CIFAR a folder holds, in either version: the pickled one is recognised so that it can be refused."""
+def recognises(path: Path) -> Format | None:
+    """Return which CIFAR a folder contains, or None.
+
+    The pickled Python version is recognised as well, so that the error can name the binary version.
+    """
     for kind in (TEN, HUNDRED):
         files = (*kind.train, kind.test)
-        if any((folder / inside / name).is_file() for inside in (kind.inside, "") for name in files):
+        if any((path / folder / name).is_file() for folder in (kind.subfolder, "") for name in files):
             return kind
-        if any((folder / name).exists() for name in kind.pickled) or folder.name in kind.pickled:
+        if _has_pickles(path, kind):
             return kind
     return None
 
 
-def folder(path: Path, options: Options, kind: Format) -> Raw:
-    """Read all batches of a folder, or of the folder in it that the archive makes."""
-    options.only(kind.name, "y")
-    label = _which_label(kind, options.y)
-    inside = path / kind.inside if (path / kind.inside).is_dir() else path
-    missing = [name for name in (*kind.train, kind.test) if not (inside / name).is_file()]
-    if missing and any((path / name).exists() or path.name == name for name in kind.pickled):
+def read_folder(path: Path, options: Options, kind: Format) -> Raw:
+    """Read all batches of a folder, or of the subfolder that unpacking the archive creates."""
+    options.reject_except(kind.name, "y")
+    label = _choose_label(kind, options.y)
+    folder = path / kind.subfolder if (path / kind.subfolder).is_dir() else path
+    missing = [name for name in (*kind.train, kind.test) if not (folder / name).is_file()]
+    if missing and _has_pickles(path, kind):
         raise Missing(
-            f"{path} holds the Python version of {kind.name}, which is pickled, and pickles can run code: they are "
-            f"never loaded; take the binary version, {kind.archive}"
+            f"{path} contains the Python version of {kind.name}, which is pickled. Pickles can run code and are never "
+            f"loaded; download the binary version, {kind.archive}",
+            key=str(path),
+            valid=[kind.archive],
         )
     if missing:
-        raise Missing(f"{inside} lacks {', '.join(missing)}")
-    parts = [[_batch(inside / name, kind, label) for name in names] for names in (kind.train, (kind.test,))]
+        raise Missing(f"{folder} has no {', '.join(missing)}", key=str(folder), valid=(*kind.train, kind.test))
+    parts = [[_read_batch(folder / name, kind, label) for name in names] for names in (kind.train, (kind.test,))]
     return Raw(_join(parts[0]), _join(parts[1]), path.name, kind.labels[label])
 
 
+def _has_pickles(path: Path, kind: Format) -> bool:
+    return path.name in kind.pickled or any((path / name).exists() for name in kind.pickled)
+
+
 def _join(batches: list[tuple[np.ndarray, np.ndarray]]) -> Part:
-    """Copy the mapped batches, once, into one array."""
+    """Copy the memory-mapped batches, once, into one array."""
     x, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
     return Part(x.reshape(-1, 3, 32, 32), y)
 
 
-def _which_label(kind: Format, y: str | None) -> str:
-    last = list(kind.labels)[-1]
-    if y is not None and y not in kind.labels:
-        raise DataError(f"{kind.name} has no label {y!r} (valid: {', '.join(kind.labels)})")
-    return y or last
+def _choose_label(kind: Format, y: str | None) -> str:
+    if y is None:
+        return list(kind.labels)[-1]
+    return require_choice("y", y, kind.labels, f"label of {kind.name}", DataError)
 
 
-def _batch(path: Path, kind: Format, label: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_batch(path: Path, kind: Format, label: str) -> tuple[np.ndarray, np.ndarray]:
     width = len(kind.labels) + _PIXELS
     data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     if len(data) % width or not len(data):
         raise DataError(
-            f"{path} is damaged: {len(data)} bytes are not a whole number of {kind.name} records of {width} bytes"
+            f"{path} is damaged: its {len(data)} bytes are not a whole number of {kind.name} records of {width} bytes",
+            key=str(path),
+            value=len(data),
         )
     records = data.reshape(-1, width)
     for column, (name, classes) in enumerate(kind.labels.items()):
         wrong = np.flatnonzero(records[:, column] >= classes)
         if len(wrong):
             raise DataError(
-                f"{path} is damaged: record {wrong[0]} has the {name.replace('_', ' ')} "
-                f"{records[wrong[0], column]}, but {kind.name} has 0 to {classes - 1}"
+                f"{path} is damaged: in record {wrong[0]}, {name} is {records[wrong[0], column]}, but {kind.name} has "
+                f"0 to {classes - 1}",
+                key=str(path),
+                value=int(records[wrong[0], column]),
             )
     return records[:, len(kind.labels) :], records[:, list(kind.labels).index(label)]

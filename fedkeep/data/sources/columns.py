@@ -1,4 +1,4 @@
-"""The columns of a table: which are meant, and how images, texts, lists and numbers become arrays."""
+"""Columns of a table: which of them to use, and conversion of images, text, lists and numbers to arrays."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from fedkeep.errors import DataError
 if TYPE_CHECKING:
     from fedkeep.data.sources.tables import Table
 
+# the usual names of columns, in order of preference
 _Y = ("label", "labels", "fine_label", "target", "class", "character", "y")
 _X = ("image", "img", "images", "pixels", "pixel_values", "features", "input_ids", "text", "sentence", "content", "x")
-_ROW_NUMBERS = ("", "id", "index", "Unnamed: 0", "__index_level_0__")  # what programs add when they write a table
+_ROW_NUMBERS = ("", "id", "index", "Unnamed: 0", "__index_level_0__")  # added by programs that write tables
 _PIXEL = re.compile(r"(pixel|px)[_ ]?\d+|\d+x\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The columns that are used."""
+    """The chosen columns: of the examples, the classes and, optionally, the owners."""
 
     x: tuple[str, ...]
     y: str
@@ -36,38 +37,47 @@ class Chosen:
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """The names of all chosen columns."""
         return [*self.x, self.y, *([] if self.ids is None else [self.ids])]
 
 
 def choose(schema: Any, options: Options, where: str) -> Chosen:
-    """Take the columns that are named, and guess the others by their usual names."""
+    """Return the columns named by the options; for the others, columns with a usual name."""
     names = list(schema.names)
-    y = options.y or next((name for guess in _Y for name in names if name.lower() == guess), None)
+    y = options.y or next((name for usual in _Y for name in names if name.lower() == usual), None)
     if y is None:
-        raise DataError(f"{where}: which column holds the classes? give y= (columns: {list_some(names)})")
+        raise DataError(
+            f"{where}: name the column of the classes with y= (columns: {list_some(names)})", key="y", valid=names
+        )
     if options.x is not None:
         x = (options.x,) if isinstance(options.x, str) else tuple(options.x)
     else:
-        x = _guess(schema, {y, options.ids}, where)
+        x = _usual_x(schema, {y, options.ids}, where)
     chosen = Chosen(x, y, options.ids)
-    check(schema, chosen, where)
+    require_columns(schema, chosen, where)
     return chosen
 
 
-def check(schema: Any, chosen: Chosen, where: str) -> None:
-    """See that the columns are there, each once."""
+def require_columns(schema: Any, chosen: Chosen, where: str) -> None:
+    """Raise unless each chosen column exists exactly once."""
     names = list(schema.names)
     for name in chosen.names:
+        option = "x" if name in chosen.x else "y" if name == chosen.y else "ids"
         if names.count(name) > 1:
-            raise DataError(f"{where} has {names.count(name)} columns {name!r}")
+            raise DataError(f"{where} has {names.count(name)} columns named {name!r}", key=option, value=name)
         if name not in names:
-            raise DataError(f"{where} has no column {name!r}: {did_you_mean(name, names[:30])}")
+            raise DataError(
+                f"{where} has no column {name!r}: {did_you_mean(name, names[:30])}",
+                key=option,
+                value=name,
+                valid=names,
+            )
 
 
-def _guess(schema: Any, used: set[str | None], where: str) -> tuple[str, ...]:
+def _usual_x(schema: Any, used: set[str | None], where: str) -> tuple[str, ...]:
+    """Return the columns of the examples: one with a usual name, else all pixels, else all columns of numbers."""
     names = [name for name in schema.names if name not in used and name not in _ROW_NUMBERS]
-    known = next((name for guess in _X for name in names if name.lower() == guess), None)
+    known = next((name for usual in _X for name in names if name.lower() == usual), None)
     if known is not None:
         return (known,)
     if pixels := [name for name in names if _PIXEL.fullmatch(name)]:
@@ -75,56 +85,64 @@ def _guess(schema: Any, used: set[str | None], where: str) -> tuple[str, ...]:
     other = [name for name in names if not _is_number(schema.field(schema.names.index(name)).type)]
     if len(names) == 1 or (names and not other):
         return tuple(names)
-    raise DataError(f"{where}: which columns hold the examples? give x= (columns: {list_some(list(schema.names))})")
+    raise DataError(
+        f"{where}: name the columns of the examples with x= (columns: {list_some(list(schema.names))})",
+        key="x",
+        valid=schema.names,
+    )
 
 
 def labels(table: Table, name: str) -> np.ndarray:
-    """Read the classes: whole numbers, or words."""
+    """Return the classes: whole numbers, or text."""
     column, pa = _column(table, name), require_package("pyarrow", "reading tables")
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int64())
     if not (_is_text(column.type) or _is_number(column.type)):
-        raise DataError(f"{table.name}: the column {name!r} holds {column.type}, not classes (numbers or words)")
+        raise DataError(
+            f"{table.name}: the column {name!r} must hold classes, as whole numbers or text, not {column.type}",
+            key="y",
+            value=name,
+        )
     values: np.ndarray = column.to_numpy()
     return values
 
 
 def id_column(table: Table, name: str) -> np.ndarray:
-    """Read a column of ids as it is; words become an array of strings."""
+    """Return a column of ids; text becomes an array of strings."""
     values: np.ndarray = _column(table, name).to_numpy()
     return values.astype(str) if values.dtype.kind == "O" else values
 
 
 def inputs(table: Table, chosen: Chosen, options: Options, like: Any = None) -> Any:
-    """Read the examples: decoded images, tokenised texts, lists of numbers, or columns of numbers side by side."""
-    read = {name: _column(table, name) for name in chosen.x}
-    if all(_is_number(column.type) for column in read.values()):
-        return _side_by_side(read, options.size, table.name)
-    if len(read) > 1:
-        return {name: _single(table, name, column, options, None) for name, column in read.items()}
-    [(name, column)] = read.items()
-    return _single(table, name, column, options, like)
+    """Return the examples: decoded images, tokenised text, lists of numbers, or one number per column."""
+    by_name = {name: _column(table, name) for name in chosen.x}
+    if all(_is_number(column.type) for column in by_name.values()):
+        return _stack_columns(by_name, options.size, table.name)
+    if len(by_name) > 1:
+        return {name: _one_column(table, name, column, options, None) for name, column in by_name.items()}
+    [(name, column)] = by_name.items()
+    return _one_column(table, name, column, options, like)
 
 
-def _single(table: Table, name: str, column: Any, options: Options, like: Any) -> Any:
+def _one_column(table: Table, name: str, column: Any, options: Options, like: Any) -> Any:
     types = require_package("pyarrow", "reading tables").types
     kind = column.type
     if types.is_struct(kind) and "bytes" in {kind.field(i).name for i in range(kind.num_fields)}:
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
-        return decode(_structs(table, name, column), len(column), options.size, shape)
+        return decode(_image_structs(table, name, column), len(column), options.size, shape)
     if types.is_binary(kind) or types.is_large_binary(kind):
         rows = ((f"{table.name}, row {i}", io.BytesIO(value.as_py())) for i, value in enumerate(column))
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
         return decode(rows, len(column), options.size, shape)
     if _is_text(kind):
-        return _tokenised(table, name, column, options)
+        return _tokenise(table, name, column, options)
     if _is_number(kind):
         return column.to_numpy()
-    return _lists(table, name, column, options.size)
+    return _stack_lists(table, name, column, options.size)
 
 
-def _structs(table: Table, name: str, column: Any) -> Iterator[tuple[str, Any]]:
-    """Give the images of a Hugging Face column: their bytes, or the path to a file."""
+def _image_structs(table: Table, name: str, column: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the images of a Hugging Face column: their bytes, or the path to a file."""
     for row, value in enumerate(column):
         image = value.as_py()
         if image["bytes"] is not None:
@@ -132,36 +150,42 @@ def _structs(table: Table, name: str, column: Any) -> Iterator[tuple[str, Any]]:
         elif image.get("path"):
             yield str(table.folder / image["path"]), table.folder / image["path"]
         else:
-            raise DataError(f"{table.name}, row {row}: the column {name!r} holds neither bytes nor a path")
+            raise DataError(
+                f"{table.name}, row {row}: the column {name!r} has neither bytes nor a path", key=table.name, value=name
+            )
 
 
-def _tokenised(table: Table, name: str, column: Any, options: Options) -> Any:
+def _tokenise(table: Table, name: str, column: Any, options: Options) -> Any:
     if options.tokenizer is None:
         raise DataError(
-            f"{table.name}: the column {name!r} holds text, which models cannot take: give tokenizer=, a function "
-            "from a list of str to a tensor or a dict of tensors"
+            f"{table.name}: the column {name!r} holds text, which needs tokenizer=, a function from a list of str to a "
+            "tensor or a dict of tensors",
+            key="tokenizer",
         )
-    made = options.tokenizer(column.to_pylist())
-    if isinstance(made, Mapping):
-        return {str(key): value if isinstance(value, Tensor) else np.asarray(value) for key, value in made.items()}
-    if not isinstance(made, Tensor | np.ndarray):
-        raise DataError(f"the tokenizer must return a tensor or a dict of tensors, not {type(made).__name__}")
-    return made
+    tokens = options.tokenizer(column.to_pylist())
+    if isinstance(tokens, Mapping):
+        return {str(key): value if isinstance(value, Tensor) else np.asarray(value) for key, value in tokens.items()}
+    if not isinstance(tokens, Tensor | np.ndarray):
+        kind = type(tokens).__name__
+        raise DataError(
+            f"the tokenizer must return a tensor or a dict of tensors, not {kind}", key="tokenizer", value=kind
+        )
+    return tokens
 
 
-def _side_by_side(read: Mapping[str, Any], size: tuple[int, int] | None, where: str) -> np.ndarray:
-    """Put columns of numbers beside each other; pixels become bytes and get the shape of images."""
-    first, n = next(iter(read.values())), len(read)
-    pixels = size is not None or all(_PIXEL.fullmatch(name) for name in read)
-    as_bytes = pixels and all(_fits_bytes(column.to_numpy()) for column in read.values())
+def _stack_columns(by_name: Mapping[str, Any], size: tuple[int, int] | None, where: str) -> np.ndarray:
+    """Return columns of numbers as one array [n, columns]; pixels become images of bytes."""
+    first, n = next(iter(by_name.values())), len(by_name)
+    pixels = size is not None or all(_PIXEL.fullmatch(name) for name in by_name)
+    as_bytes = pixels and all(_fits_bytes(column.to_numpy()) for column in by_name.values())
     out = np.empty((len(first), n), np.uint8 if as_bytes else np.float32)
-    for i, column in enumerate(read.values()):
+    for i, column in enumerate(by_name.values()):
         out[:, i] = column.to_numpy()
-    return _as_image(out, size, where) if pixels else out
+    return _to_images(out, size, where) if pixels else out
 
 
-def _lists(table: Table, name: str, column: Any, size: tuple[int, int] | None) -> np.ndarray:
-    """Turn (nested) lists of numbers, all of one length, into an array; two and three axes are images."""
+def _stack_lists(table: Table, name: str, column: Any, size: tuple[int, int] | None) -> np.ndarray:
+    """Return (nested) lists of numbers, all of the same length, as an array; two or three axes are images."""
     pa, compute = require_package("pyarrow", "reading tables"), require_package("pyarrow.compute", "reading tables")
     array = column.combine_chunks()
     if isinstance(array.type, pa.BaseExtensionType):
@@ -171,34 +195,41 @@ def _lists(table: Table, name: str, column: Any, size: tuple[int, int] | None) -
         lengths = compute.unique(compute.list_value_length(array)).to_pylist()
         if len(lengths) != 1 or array.null_count:
             raise DataError(
-                f"{table.name}: the lists of the column {name!r} differ in length: {list_some(_sorted(lengths))}"
+                f"{table.name}: the lists of the column {name!r} must have the same length, not "
+                f"{list_some(_format_lengths(lengths))}",
+                key="x",
+                value=name,
             )
         shape.append(lengths[0])
         array = array.flatten()
     if not _is_number(array.type) or len(shape) == 1 or array.null_count:
-        raise DataError(f"{table.name}: the column {name!r} holds {column.type}: not images, numbers or text")
+        raise DataError(
+            f"{table.name}: the column {name!r} must hold images, numbers or text, not {column.type}",
+            key="x",
+            value=name,
+        )
     x = array.to_numpy(zero_copy_only=False).reshape(shape)
     x = x.astype(np.float32) if x.dtype.kind == "f" else x
     if x.ndim == 2:
-        return x if size is None else _as_image(x, size, table.name)
+        return x if size is None else _to_images(x, size, table.name)
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    return _as_bytes(x[:, None] if x.ndim == 3 else x)
+    return _to_bytes(x[:, None] if x.ndim == 3 else x)
 
 
-def _as_image(x: np.ndarray, size: tuple[int, int] | None, where: str) -> np.ndarray:
-    """Give flat pixels [n, k] the shape of images: `size`, or a square in grey or three colours."""
+def _to_images(x: np.ndarray, size: tuple[int, int] | None, where: str) -> np.ndarray:
+    """Return flat pixels [n, k] as images of this size; by default square, with one or three channels."""
     k = x.shape[1]
     if size is None:
         side = next((math.isqrt(k // c) for c in (1, 3) if k % c == 0 and math.isqrt(k // c) ** 2 * c == k), 0)
         size = (side, side)
     if not all(size) or k % (size[0] * size[1]):
-        shown = f"size = {size} does not divide them" if all(size) else "give size=(height, width)"
-        raise DataError(f"{where}: {k} pixels an example are not a square image: {shown}")
-    return _as_bytes(x.reshape(len(x), -1, *size))
+        fits = f"do not fit size = {size}" if all(size) else "are not a square image: give size=(height, width)"
+        raise DataError(f"{where}: {k} pixels per example {fits}", key="size", value=size if all(size) else None)
+    return _to_bytes(x.reshape(len(x), -1, *size))
 
 
-def _as_bytes(x: np.ndarray) -> np.ndarray:
+def _to_bytes(x: np.ndarray) -> np.ndarray:
     return x.astype(np.uint8) if _fits_bytes(x) else x
 
 
@@ -212,7 +243,9 @@ def _column(table: Table, name: str) -> Any:
         compute = require_package("pyarrow.compute", "reading tables")
         row = compute.index(compute.is_null(column), True).as_py()
         raise DataError(
-            f"{table.name}: the column {name!r} has {column.null_count} empty cells, the first in row {row}"
+            f"{table.name}: the column {name!r} has {column.null_count} empty cells, the first in row {row}",
+            key=name,
+            value=row,
         )
     if require_package("pyarrow", "reading tables").types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -229,5 +262,5 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _sorted(lengths: list[int | None]) -> list[str]:
+def _format_lengths(lengths: list[int | None]) -> list[str]:
     return [str(length) for length in sorted(lengths, key=lambda length: length or 0)]

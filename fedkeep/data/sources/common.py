@@ -1,4 +1,4 @@
-"""What the readers of data sets share: their options, what they hand over, and errors of one line."""
+"""Shared by all readers of data sets: their options, their result, and a fixed test split."""
 
 from __future__ import annotations
 
@@ -12,75 +12,90 @@ import numpy as np
 from fedkeep import tree
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import DataError
 
 
 class Missing(DataError):  # noqa: N818 (it is what happened, not a mistake of the caller)
-    """A file or a folder that should be there is not."""
+    """A file or a folder does not exist."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to read a source; which options apply depends on what it is."""
+    """Options for reading a source. Which of them apply depends on the kind of source."""
 
-    size: tuple[int, int] | None = None  # (height, width) all images are brought to; of flat pixels, their layout
-    x: str | Sequence[str] | None = None  # the column, or columns, of the examples
-    y: str | None = None  # the column of the classes; of CIFAR-100, "fine_label" or "coarse_label"
-    ids: str | None = None  # the column that says whose an example is
-    tokenizer: Callable[[list[str]], Any] | None = None  # texts to a tensor or a dict of tensors
-    splits: Sequence[str] | None = None  # which splits of a Hugging Face data set train and test
-    test: float | None = None  # the share to test with, where the source has no test part
-    first_label: int | None = None  # what the source calls class 0
-    merge_validation: bool | None = None  # train on the validation part too
-    test_writers: bool | None = None  # FEMNIST: test on whole writers instead of a share of each
+    size: tuple[int, int] | None = None  # (height, width): images are resized to it, flat pixels reshaped to it
+    x: str | Sequence[str] | None = None  # the column or columns of the examples
+    y: str | None = None  # the column of the classes; for CIFAR-100, "fine_label" or "coarse_label"
+    ids: str | None = None  # the column with the owner of each example
+    tokenizer: Callable[[list[str]], Any] | None = None  # maps texts to a tensor or a dict of tensors
+    splits: Sequence[str] | None = None  # the splits of a Hugging Face data set to train on and to test on
+    test: float | None = None  # the fraction to hold out for testing, if the source has no test set
+    first_label: int | None = None  # the label of class 0 in the source
+    merge_validation: bool | None = None  # train on the validation set too
+    test_writers: bool | None = None  # FEMNIST: test on all examples of some writers, not on some of every writer
 
     @classmethod
-    def parse(cls, given: dict[str, Any]) -> Options:
-        """Take options by name; an unknown one is refused with the nearest that there is."""
+    def parse(cls, options: dict[str, Any]) -> Options:
+        """Return checked options; an unknown name or an invalid value raises an error."""
         names = [field.name for field in dataclasses.fields(cls)]
-        for name in given:
+        for name, value in options.items():
             if name not in names:
-                raise DataError(f"load has no option {name!r}: {did_you_mean(name, names)}")
-        size, test = given.get("size"), given.get("test")
+                raise DataError(
+                    f"load has no option {name!r}: {did_you_mean(name, names)}", key=name, value=value, valid=names
+                )
+        size, test, first_label = (options.get(name) for name in ("size", "test", "first_label"))
         if size is not None and not _is_size(size):
-            raise DataError(f"size must be (height, width) in pixels, not {size!r}")
-        if test is not None and (isinstance(test, bool) or not isinstance(test, int | float) or not 0 < test < 1):
-            raise DataError(f"test must be a share between 0 and 1, not {test!r}")
-        first = given.get("first_label")
-        if first is not None and (isinstance(first, bool) or not isinstance(first, int)):
-            raise DataError(f"first_label must be a whole number, not {first!r}")
-        return cls(**{**given, "size": None if size is None else (int(size[0]), int(size[1]))})
+            raise DataError(f"size must be (height, width) in pixels, not {size!r}", key="size", value=size)
+        if test is not None:
+            require_number("test", test, above=0, below=1, error=DataError)
+        if first_label is not None:
+            require_whole("first_label", first_label, error=DataError)
+        return cls(**{**options, "size": None if size is None else (int(size[0]), int(size[1]))})
 
-    def only(self, what: str, *allowed: str) -> None:
-        """Refuse options that mean nothing for what is being read."""
+    def reject_except(self, source: str, *allowed: str) -> None:
+        """Raise an error for an option that does not apply to this kind of source."""
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) not in (None, False) and field.name not in allowed:
-                takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-                raise DataError(f"the option {field.name} does not apply to {what}: {takes}")
+            value = getattr(self, field.name)
+            if value not in (None, False) and field.name not in allowed:
+                valid = f"valid: {', '.join(allowed)}" if allowed else "it has no options"
+                raise DataError(
+                    f"the option {field.name} does not apply to {source} ({valid})",
+                    key=field.name,
+                    value=value,
+                    valid=allowed,
+                )
 
-    def no_share(self, name: str) -> None:
-        """Refuse to split a test part off where there is one."""
-        if self.test is not None or self.test_writers:
-            raise DataError(f"{name} has a test part: test and test_writers are for data without one")
+    def reject_test_share(self, name: str) -> None:
+        """Raise an error for `test` or `test_writers`, because the source already has a test set."""
+        for option in ("test", "test_writers"):
+            value = getattr(self, option)
+            if value not in (None, False):
+                raise DataError(
+                    f"{name} already has a test set, so the option {option} does not apply", key=option, value=value
+                )
 
 
 @dataclass(frozen=True)
 class Part:
-    """Training or test examples as read: `x` and `y` like those of a data set, and whose they are."""
+    """Training or test examples as read: `x` and `y` as in a data set, and the owner of each example."""
 
     x: Any
     y: np.ndarray
     ids: np.ndarray | None = None
 
     def take(self, index: np.ndarray) -> Part:
-        """Keep some of the examples."""
+        """Return some of the examples."""
         return Part(tree.take(self.x, index), self.y[index], None if self.ids is None else self.ids[index])
 
 
 @dataclass(frozen=True)
 class Raw:
-    """What a reader hands over. `n_classes` only where the source says so itself; no `test` where it has none."""
+    """The result of a reader.
+
+    `n_classes` is None unless the source declares it. `test` is None if the source has no test set.
+    """
 
     train: Part
     test: Part | None
@@ -90,22 +105,22 @@ class Raw:
     std: Any = None
 
     @property
-    def classes(self) -> list[np.ndarray]:
-        """The classes of each part."""
+    def labels(self) -> list[np.ndarray]:
+        """The labels of each part."""
         return [np.asarray(part.y) for part in (self.train, self.test) if part is not None]
 
     @property
-    def numbered(self) -> bool:
-        """Whether all parts have examples, and whole numbers for classes."""
-        return all(len(y) and y.dtype.kind in "iu" for y in self.classes)
+    def has_whole_labels(self) -> bool:
+        """Whether every part has examples, and whole numbers as labels."""
+        return all(len(y) and y.dtype.kind in "iu" for y in self.labels)
 
     def map(self, change: Callable[[Part], Part]) -> Raw:
-        """Change every part."""
+        """Return the result with every part changed."""
         return dataclasses.replace(self, train=change(self.train), test=self.test and change(self.test))
 
 
 def hold_out(raw: Raw, share: float) -> Raw:
-    """Split a test part off the training examples: a share of each class, always the same examples."""
+    """Return the data with a fraction of each class moved to the test set; always the same examples."""
     y, rng = raw.train.y, split_rng(0, "test")
     by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
     test = np.sort(np.concatenate([members[: round(len(members) * share)] for members in by_class] or [y[:0]]))

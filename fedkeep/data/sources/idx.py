@@ -1,4 +1,4 @@
-"""IDX, the format of MNIST and its relatives: two zero bytes, a type, a number of axes, their lengths, the numbers."""
+"""IDX, the format of MNIST: two zero bytes, the data type, the number of axes, their lengths, the numbers."""
 
 from __future__ import annotations
 
@@ -15,64 +15,85 @@ from fedkeep.errors import DataError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP = b"\x1f\x8b"
-_WORDS = {"train": ("train",), "test": ("t10k", "test")}
+_PART_NAMES = {"train": ("train",), "test": ("t10k", "test")}
 
 
-def read(path: Path) -> np.ndarray:
-    """Read one IDX file, compressed or not: its first bytes tell, whatever its name."""
-    data = _content(path)
+def read_file(path: Path) -> np.ndarray:
+    """Read one IDX file. Its first bytes, not its name, decide whether it is decompressed first."""
+    data = _read_bytes(path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES or len(data) < 4 + 4 * data[3]:
-        raise DataError(f"{path} is not an IDX file, or is damaged: its header makes no sense")
+        raise DataError(f"{path} is not an IDX file, or is damaged: its header is invalid", key=str(path))
     dtype, axes = np.dtype(_TYPES[data[2]]), data[3]
     shape = tuple(np.frombuffer(data, ">u4", axes, 4).tolist())
-    expected, found = math.prod(shape) * dtype.itemsize, len(data) - 4 - 4 * axes
-    if expected != found:
+    expected, actual = math.prod(shape) * dtype.itemsize, len(data) - 4 - 4 * axes
+    if expected != actual:
         raise DataError(
-            f"{path} is damaged: its header promises {'x'.join(map(str, shape))} values, {expected} bytes, but "
-            f"{found} follow"
+            f"{path} is damaged: according to its header it has {'x'.join(map(str, shape))} values in {expected} "
+            f"bytes, but it has {actual}",
+            key=str(path),
+            value=actual,
         )
     return np.frombuffer(data, dtype, offset=4 + 4 * axes).reshape(shape)
 
 
-def holds(folder: Path) -> bool:
-    """Say whether a folder looks like one of IDX files."""
-    return any("idx" in path.name.lower() for path in folder.iterdir() if path.is_file())
+def recognises(path: Path) -> bool:
+    """Return whether a folder contains files with IDX in their names."""
+    return bool(_idx_names(path))
 
 
-def folder(path: Path, options: Options) -> Raw:
-    """Read the four files of a folder: images and labels, to train and to test (t10k or test)."""
-    options.only("IDX files", "first_label")
-    return Raw(_part(path, "train"), _part(path, "test"), path.name)
+def read_folder(path: Path, options: Options) -> Raw:
+    """Read the four files of a folder: images and labels, for training (train) and for testing (t10k or test)."""
+    options.reject_except("IDX files", "first_label")
+    return Raw(_read_part(path, "train"), _read_part(path, "test"), path.name)
 
 
-def _part(folder: Path, part: str) -> Part:
-    images, labels = _find(folder, part, "images"), _find(folder, part, "labels")
-    x, y = read(images), read(labels)
+def _read_part(folder: Path, part: str) -> Part:
+    images, labels = _file_of(folder, part, "images"), _file_of(folder, part, "labels")
+    x, y = read_file(images), read_file(labels)
     if x.ndim < 2:
-        raise DataError(f"{images} holds numbers on {x.ndim} axes: images have at least two, and labels have one")
+        raise DataError(
+            f"{images} must have at least two axes, as images do, not {x.ndim}", key=str(images), value=x.ndim
+        )
     if y.ndim != 1:
-        raise DataError(f"{labels} holds numbers on {y.ndim} axes: labels have one")
+        raise DataError(f"{labels} must have one axis, as labels do, not {y.ndim}", key=str(labels), value=y.ndim)
     if len(x) != len(y):
-        raise DataError(f"{images} holds {len(x)} images, but {labels.name} {len(y)} labels")
+        raise DataError(
+            f"{images} has {len(x)} images, but {labels.name} has {len(y)} labels", key=str(images), value=len(x)
+        )
     return Part(x[:, None] if x.ndim == 3 else x, y)
 
 
-def _find(folder: Path, part: str, what: str) -> Path:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and "idx" in path.name.lower())
-    fits = [n for n in names if what in n.lower() and any(word in n.lower() for word in _WORDS[part])]
-    plain = [n for n in fits if not n.endswith(".gz")]
-    fits = plain + [n for n in fits if n.endswith(".gz") and n.removesuffix(".gz") not in plain]
-    if not fits:
-        axes = {"images": 3, "labels": 1}[what]
-        raise Missing(f"{folder} lacks {_WORDS[part][0]}-{what}-idx{axes}-ubyte (or .gz) (it has {list_some(names)})")
-    if len(fits) > 1:
-        raise DataError(f"{folder} holds several sets of IDX files, keep one: {list_some(fits)}")
-    return folder / fits[0]
+def _file_of(folder: Path, part: str, content: str) -> Path:
+    """Return the file with the images or the labels of one part; an uncompressed one if there are both."""
+    names = _idx_names(folder)
+    matching = [n for n in names if content in n.lower() and any(name in n.lower() for name in _PART_NAMES[part])]
+    unpacked = [n for n in matching if not n.endswith(".gz")]
+    matching = unpacked + [n for n in matching if n.endswith(".gz") and n.removesuffix(".gz") not in unpacked]
+    if not matching:
+        axes = {"images": 3, "labels": 1}[content]
+        expected = f"{_PART_NAMES[part][0]}-{content}-idx{axes}-ubyte"
+        raise Missing(
+            f"{folder} has no {expected} (or .gz) (it has {list_some(names)})",
+            key=str(folder),
+            value=names,
+            valid=[expected, f"{expected}.gz"],
+        )
+    if len(matching) > 1:
+        raise DataError(
+            f"{folder} contains several sets of IDX files; keep one: {list_some(matching)}",
+            key=str(folder),
+            value=matching,
+        )
+    return folder / matching[0]
 
 
-def _content(path: Path) -> bytes:
+def _idx_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and "idx" in path.name.lower())
+
+
+def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if data[:2] == _GZIP else data
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read, it may be damaged: {one_line(error)}") from error
+        raise DataError(f"{path} cannot be read, it may be damaged: {one_line(error)}", key=str(path)) from error

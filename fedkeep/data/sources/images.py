@@ -1,4 +1,4 @@
-"""Images: decoding to bytes [n, channels, height, width], and folders with one folder of images per class."""
+"""Images: decoding to bytes [n, channels, height, width], and folders with one subfolder per class."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _VALIDATION = ("val", "valid", "validation")
 def decode(
     files: Iterable[tuple[str, Any]], n: int, size: tuple[int, int] | None, like: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """Decode n images, each given as its name for messages and a path or an open file, one after the other.
+    """Return n decoded images. Each file is a pair: a name for messages, and a path or an open file.
 
-    Grey images stay one channel while all of them are grey; one coloured image gives all of them three. `like` is the
-    shape of the images they must go with.
+    If all images are grey, they have one channel; otherwise all have three. `like` is the shape that the images must
+    have, except that grey images may become coloured.
     """
     image = require_package("PIL.Image", "reading images")
     shape = like or (1,)
@@ -33,8 +33,10 @@ def decode(
         shape = shape if len(shape) == 3 else (max(shape[0], len(pixels)), *pixels.shape[1:])
         if pixels.shape[1:] != shape[1:]:
             raise DataError(
-                f"{name} is {_by(pixels.shape[1:])} (height x width), the images before it {_by(shape[1:])}: give "
-                "size=(height, width) to bring all to one size"
+                f"{name} is {_format_shape(pixels.shape[1:])} (height x width), but the images before it are "
+                f"{_format_shape(shape[1:])}: resize all with size=(height, width)",
+                key="size",
+                value=pixels.shape[1:],
             )
         if out.shape[1:] != shape:
             out = np.empty((n, *shape), np.uint8)
@@ -46,11 +48,13 @@ def decode(
 
 
 def _pixels(image: Any, name: str, file: Any, size: tuple[int, int] | None, colour: bool) -> np.ndarray:
-    """Decode one image, [channels, height, width]."""
+    """Return one decoded image, [channels, height, width]."""
     try:
         with image.open(file) as opened:
             if opened.mode.startswith(("I", "F")):
-                raise DataError(f"{name} has pixels of more than 8 bits: convert it to 8 bits a channel")
+                raise DataError(
+                    f"{name} has more than 8 bits per channel: convert it to 8 bits", key=name, value=opened.mode
+                )
             decoded = opened.convert("L" if opened.mode in _GREY and not colour else "RGB")
             if size is not None and decoded.size != size[::-1]:
                 decoded = decoded.resize(size[::-1], image.Resampling.BILINEAR)
@@ -58,92 +62,110 @@ def _pixels(image: Any, name: str, file: Any, size: tuple[int, int] | None, colo
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise Missing(f"there is no file {name}") from error
-    except Exception as error:  # a damaged image fails in the decoder of its format, each in its own way
-        raise DataError(f"{name} cannot be read as an image, it may be damaged: {one_line(error)}") from error
+        raise Missing(f"there is no file {name}", key=name) from error
+    except Exception as error:  # a damaged image fails in the decoder of its format
+        raise DataError(f"{name} cannot be read as an image, it may be damaged: {one_line(error)}", key=name) from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def same_channels(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give both parts three channels where one of them has colours."""
+    """Return both parts with the same number of channels: three if one of them has colours."""
     channels = max(train.shape[1], test.shape[1])
     train, test = (np.repeat(x, channels, axis=1) if x.shape[1] < channels else x for x in (train, test))
     return train, test
 
 
 def from_paths(paths: list[Path], size: tuple[int, int] | None, like: tuple[int, ...] | None = None) -> np.ndarray:
-    """Decode files."""
+    """Return decoded image files."""
     return decode(((str(path), path) for path in paths), len(paths), size, like)
 
 
-def files(folder: Path) -> list[Path]:
-    """List the images of a folder by name."""
+def list_images(folder: Path) -> list[Path]:
+    """Return the image files of a folder, sorted by name."""
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
 
 
-def has_parts(path: Path) -> bool:
-    """Say whether a folder has a folder to train on."""
+def has_train_folder(path: Path) -> bool:
+    """Return whether a folder has a subfolder named train."""
     return (path / "train").is_dir()
 
 
-def has_classes(path: Path) -> bool:
-    """Say whether a folder holds folders of images."""
-    return any(files(each) for each in subfolders(path))
+def has_class_folders(path: Path) -> bool:
+    """Return whether a folder has subfolders with images."""
+    return any(list_images(folder) for folder in subfolders(path))
 
 
 def subfolders(path: Path) -> list[Path]:
-    """List the folders of a folder by name."""
+    """Return the subfolders of a folder, sorted by name."""
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def folder(path: Path, options: Options, colour: bool = False) -> Raw:
+def read_folder(path: Path, options: Options, colour: bool = False) -> Raw:
     """Read train/<class>/ and test/<class>/ (or val/<class>/); classes are numbered in the order of their names."""
-    options.only("a folder of images", "size", "merge_validation", "test")
-    train, test, validation = _layout(path)
-    names = [each.name for each in subfolders(train)]
+    options.reject_except("a folder of images", "size", "merge_validation", "test")
+    train, test, validation = _part_folders(path)
+    names = [folder.name for folder in subfolders(train)]
     roots = [train]
     if options.merge_validation:
         if validation is None:
-            raise Missing(f"{path} has no validation folder to merge (val, valid or validation)")
+            raise Missing(
+                f"merge_validation needs a validation folder, which {path} does not have (valid: "
+                f"{', '.join(_VALIDATION)})",
+                key="merge_validation",
+                value=True,
+                valid=_VALIDATION,
+            )
         roots.append(validation)
     elif test is None:
         test = validation
     if test is not None:
-        options.no_share(path.name)
-    listings = [_list(root, names, whole=root is train) for root in roots]
+        options.reject_test_share(path.name)
+    listings = [_list_classes(root, names, require_all=root is train) for root in roots]
     paths, y = [p for listing, _ in listings for p in listing], np.concatenate([labels for _, labels in listings])
     x = from_paths(paths, options.size, (3,) if colour else None)
     if test is None:
         return Raw(Part(x, y), None, path.name, len(names))
-    paths, y_test = _list(test, names, whole=False)
+    paths, y_test = _list_classes(test, names, require_all=False)
     x, x_test = same_channels(x, from_paths(paths, options.size, x.shape[1:]))
     return Raw(Part(x, y), Part(x_test, y_test), path.name, len(names))
 
 
-def _layout(path: Path) -> tuple[Path, Path | None, Path | None]:
-    """Find the folders to train on, to test with and to validate with."""
-    if not has_parts(path):
+def _part_folders(path: Path) -> tuple[Path, Path | None, Path | None]:
+    """Return the folders of the training, test and validation sets."""
+    if not has_train_folder(path):
         return path, None, None
     validation = next((path / name for name in _VALIDATION if (path / name).is_dir()), None)
     return path / "train", path / "test" if (path / "test").is_dir() else None, validation
 
 
-def _list(root: Path, names: list[str], whole: bool) -> tuple[list[Path], np.ndarray]:
-    """List the images under a folder of class folders, and their classes; `whole`: every class must have some."""
+def _list_classes(root: Path, names: list[str], require_all: bool) -> tuple[list[Path], np.ndarray]:
+    """Return the images in the class folders of a folder, and their classes.
+
+    With `require_all`, a class without images raises an error.
+    """
     paths: list[Path] = []
     labels: list[int] = []
-    for each in subfolders(root):
-        if each.name not in names:
-            raise DataError(f"{each} is a class that training does not have (it has {list_some(names)})")
-        found = files(each)
-        if whole and not found:
-            raise DataError(f"{each} is a class without images ({', '.join(s[1:] for s in SUFFIXES)})")
-        paths += found
-        labels += [names.index(each.name)] * len(found)
+    for folder in subfolders(root):
+        if folder.name not in names:
+            raise DataError(
+                f"{folder} is a class that the training data does not have (it has {list_some(names)})",
+                key=str(folder),
+                value=folder.name,
+                valid=names,
+            )
+        images = list_images(folder)
+        if require_all and not images:
+            raise DataError(f"{folder} contains no images ({', '.join(SUFFIXES)})", key=str(folder), valid=SUFFIXES)
+        paths += images
+        labels += [names.index(folder.name)] * len(images)
     if not paths:
-        raise DataError(f"{root} holds no images: expected are {root}/<class>/*.png or jpg")
+        raise DataError(
+            f"{root} contains no images: expected {root}/<class>/*.png, or another of {', '.join(SUFFIXES)}",
+            key=str(root),
+            valid=SUFFIXES,
+        )
     return paths, np.array(labels, np.int64)
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))

@@ -1,4 +1,4 @@
-"""Data sets by name: where their files are expected, as distributed, and the command that gets them."""
+"""Data sets by name: the folder of their files, and the command that downloads them."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ from fedkeep.errors import DataError
 
 @dataclass(frozen=True)
 class Named:
-    """One data set: its reader, its classes, its usual normalisation, and how to get it into the folder {0}."""
+    """A data set with a name: its reader, its number of classes and its usual normalisation."""
 
     read: Callable[[Path, Options], Raw]
     n_classes: int
-    get: str
+    download: str  # the shell command that downloads it into the folder {0}
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    inside: str = "."  # the folder that unpacking makes
+    subfolder: str = "."  # the folder that unpacking creates
 
 
-def tiny_imagenet(path: Path, options: Options) -> Raw:
-    """Read train/<class>/images/ to train on, and val/images/, whose classes are in a table, to test with."""
-    options.only("tiny_imagenet", "size")
+def read_tiny_imagenet(path: Path, options: Options) -> Raw:
+    """Read train/<class>/images/ as training set and val/images/, whose classes are in a text file, as test set."""
+    options.reject_except("tiny_imagenet", "size")
     if not (path / "train").is_dir():
-        raise Missing(f"there is no folder {path / 'train'}")
+        raise Missing(f"there is no folder {path / 'train'}", key=str(path / "train"))
     folders = images.subfolders(path / "train")
-    listings = [images.files(each / "images") if (each / "images").is_dir() else [] for each in folders]
-    for each, listing in zip(folders, listings, strict=True):
+    listings = [images.list_images(f / "images") if (f / "images").is_dir() else [] for f in folders]
+    for folder, listing in zip(folders, listings, strict=True):
         if not listing:
-            raise Missing(f"{each / 'images'} holds no images")
-    classes = {each.name: c for c, each in enumerate(folders)}
-    paths, labels = _annotations(path / "val", classes)
+            raise Missing(f"{folder / 'images'} contains no images", key=str(folder / "images"))
+    classes = {folder.name: c for c, folder in enumerate(folders)}
+    paths, labels = _read_annotations(path / "val", classes)
     x = images.from_paths([p for listing in listings for p in listing], options.size, (3,))
     y = np.repeat(np.arange(len(folders)), [len(listing) for listing in listings])
     return Raw(Part(x, y), Part(images.from_paths(paths, options.size, x.shape[1:]), labels), path.name, len(folders))
 
 
-def _annotations(folder: Path, classes: dict[str, int]) -> tuple[list[Path], np.ndarray]:
-    """Read which file of val/images is of which class: file, class and a box on each line."""
+def _read_annotations(folder: Path, classes: dict[str, int]) -> tuple[list[Path], np.ndarray]:
+    """Return the files of val/images and their classes. Each line has a file, a class and a bounding box."""
     table = folder / "val_annotations.txt"
     if not table.is_file():
-        raise Missing(f"there is no file {table}")
+        raise Missing(f"there is no file {table}", key=str(table))
     paths, labels = [], []
     for number, line in enumerate(table.read_text(errors="replace").splitlines(), 1):
         file, _, rest = line.partition("\t")
         name = rest.partition("\t")[0]
         if name not in classes:
-            raise DataError(f"{table}, line {number}: {name!r} is no class that training has")
+            raise DataError(
+                f"{table}, line {number}: {name!r} is not a class of the training data", key=str(table), value=name
+            )
         paths.append(folder / "images" / file)
         labels.append(classes[name])
     return paths, np.array(labels, np.int64)
 
 
-def _cinic(path: Path, options: Options) -> Raw:
+def _read_cinic10(path: Path, options: Options) -> Raw:
     for part in ("train", "valid", "test"):
         if not (path / part).is_dir():
-            raise Missing(f"there is no folder {path / part}")
-    options.only("cinic10", "merge_validation", "size")
-    return images.folder(path, options, colour=True)
+            raise Missing(f"there is no folder {path / part}", key=str(path / part))
+    options.reject_except("cinic10", "merge_validation", "size")
+    return images.read_folder(path, options, colour=True)
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -75,7 +77,7 @@ _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 
 NAMED = {
     "mnist": Named(
-        idx.folder,
+        idx.read_folder,
         10,
         "mkdir -p {0} && for f in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do "
         f"curl -fL {_MNIST}/$f-ubyte.gz -o {{0}}/$f-ubyte.gz; done",
@@ -83,23 +85,23 @@ NAMED = {
         (0.3081,),
     ),
     "cifar10": Named(
-        lambda path, options: cifar.folder(path, options, cifar.TEN),
+        lambda path, options: cifar.read_folder(path, options, cifar.TEN),
         10,
         f"mkdir -p {{0}} && curl -fL {_TORONTO}/cifar-10-binary.tar.gz | tar xz -C {{0}}",
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
-        cifar.TEN.inside,
+        cifar.TEN.subfolder,
     ),
     "cifar100": Named(
-        lambda path, options: cifar.folder(path, options, cifar.HUNDRED),
+        lambda path, options: cifar.read_folder(path, options, cifar.HUNDRED),
         100,
         f"mkdir -p {{0}} && curl -fL {_TORONTO}/cifar-100-binary.tar.gz | tar xz -C {{0}}",
         (0.5071, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
-        cifar.HUNDRED.inside,
+        cifar.HUNDRED.subfolder,
     ),
     "cinic10": Named(
-        _cinic,
+        _read_cinic10,
         10,
         "mkdir -p {0} && curl -fL https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz | "
         "tar xz -C {0}",
@@ -107,7 +109,7 @@ NAMED = {
         (0.24205776, 0.23828046, 0.25874835),
     ),
     "tiny_imagenet": Named(
-        tiny_imagenet,
+        read_tiny_imagenet,
         200,
         "mkdir -p {0} && curl -fL http://cs231n.stanford.edu/tiny-imagenet-200.zip -o {0}/tiny-imagenet-200.zip && "
         "unzip -q {0}/tiny-imagenet-200.zip -d {0}",
@@ -116,7 +118,7 @@ NAMED = {
         "tiny-imagenet-200",
     ),
     "femnist": Named(
-        femnist.folder,
+        femnist.read_folder,
         femnist.N_CLASSES,
         "hf download flwrlabs/femnist --repo-type dataset --local-dir {0}",
     ),
@@ -124,51 +126,62 @@ NAMED = {
 NAMES = ("digits", *NAMED)
 
 
-def canonical(name: str) -> str | None:
-    """Give the name a data set is registered under: case, dashes and underscores are forgiven.
+def canonical_name(name: str) -> str | None:
+    """Return the registered name of a data set, or None; case, dashes and underscores do not matter.
 
-    >>> canonical("CIFAR-10"), canonical("TinyImageNet"), canonical("imagenet")
+    >>> canonical_name("CIFAR-10"), canonical_name("TinyImageNet"), canonical_name("imagenet")
     ('cifar10', 'tiny_imagenet', None)
     """
 
-    def bare(text: str) -> str:
+    def simplify(text: str) -> str:
         return re.sub(r"[-_ ]", "", text.lower())
 
-    return next((known for known in NAMES if bare(known) == bare(name)), None)
+    return next((known for known in NAMES if simplify(known) == simplify(name)), None)
 
 
 def data_root(root: str | Path | None) -> Path:
-    """Give the folder of the named data sets: `root`, else $FEDKEEP_DATA, else ~/.cache/fedkeep."""
+    """Return the folder of the named data sets: `root`, else $FEDKEEP_DATA, else ~/.cache/fedkeep."""
     return Path(root or os.environ.get("FEDKEEP_DATA") or "~/.cache/fedkeep").expanduser()
 
 
-def missing(source: object, root: str | Path | None = None) -> str | None:
-    """Say where a registered data set belongs and what gets it, if its folder is not there, or empty."""
-    name = canonical(source) if isinstance(source, str) else None
-    home = data_root(root) / (name or "")
-    if name not in NAMED or (home.is_dir() and any(home.iterdir())):
+def how_to_get(source: object, root: str | Path | None = None) -> str | None:
+    """Return where a named data set is expected and the command that downloads it; None unless it is missing."""
+    name = canonical_name(source) if isinstance(source, str) else None
+    folder = data_root(root) / (name or "")
+    if name not in NAMED or (folder.is_dir() and any(folder.iterdir())):
         return None
-    there = "is empty" if home.is_dir() else "is not there"
-    return f"{name} is expected in {home}, which {there}; {_gets(name, home)}"
+    state = "is empty" if folder.is_dir() else "does not exist"
+    return f"{name} is expected in {folder}, which {state}; {_download_hint(name, folder)}"
 
 
-def _gets(name: str, home: Path) -> str:
-    return f"this gets it: {NAMED[name].get.format(shlex.quote(str(home)))}"
-
-
-def load(name: str, root: str | Path | None, options: Options) -> Raw:
-    """Read a registered data set from its folder; when files are missing, say where they belong and what gets them."""
+def read(name: str, root: str | Path | None, options: Options) -> Raw:
+    """Read a named data set from its folder. If files are missing, the error has the command that downloads them."""
     if name == "digits":
-        return arrays.digits(options)
-    if absent := missing(name, root):
-        raise Missing(absent)
-    known, home = NAMED[name], data_root(root) / name
+        return arrays.read_digits(options)
+    folder = data_root(root) / name
+    if hint := how_to_get(name, root):
+        raise Missing(hint, key=str(folder))
+    known = NAMED[name]
     try:
-        raw = known.read(home / known.inside if (home / known.inside).is_dir() else home, options)
+        raw = known.read(folder / known.subfolder if (folder / known.subfolder).is_dir() else folder, options)
     except Missing as error:
-        raise Missing(f"{name} is incomplete: {error}; {_gets(name, home)}") from error
+        raise Missing(
+            f"{name} is incomplete: {error}; {_download_hint(name, folder)}",
+            key=error.key,
+            value=error.value,
+            valid=error.valid,
+        ) from error
     if raw.n_classes not in (None, known.n_classes) and options.y != "coarse_label":
-        raise DataError(f"{name} has {known.n_classes} classes, but {home} holds {raw.n_classes}")
+        raise DataError(
+            f"{name} has {known.n_classes} classes, but {folder} has {raw.n_classes}",
+            key=str(folder),
+            value=raw.n_classes,
+            valid=[known.n_classes],
+        )
     return dataclasses.replace(
         raw, name=name, n_classes=raw.n_classes or known.n_classes, mean=known.mean, std=known.std
     )
+
+
+def _download_hint(name: str, folder: Path) -> str:
+    return f"download it with: {NAMED[name].download.format(shlex.quote(str(folder)))}"

@@ -1,4 +1,4 @@
-"""Tables: parquet and csv files, with the columns of examples, classes and ids named or guessed."""
+"""Tables: parquet and csv files, with columns for examples, classes and ids."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedkeep.data.sources.images import same_channels
 from fedkeep.errors import DataError
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
-_TEST = ("test", "val", "dev")
+_TEST_PREFIXES = ("test", "val", "dev")
 _SHARD = re.compile(r"[a-z]+[-_.]?\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Table:
-    """An Arrow table, its name for messages, and the folder that paths to images in it start from."""
+    """An Arrow table, its name for messages, and the folder that image paths in it are relative to."""
 
     arrow: Any
     name: str
@@ -32,46 +32,47 @@ class Table:
 
 
 def is_table(path: Path) -> bool:
-    """Say whether a file is read as a table."""
+    """Return whether a file is a table, by its suffix."""
     return path.name.lower().endswith(SUFFIXES)
 
 
-def holds(folder: Path) -> bool:
-    """Say whether a folder holds tables for training, in itself or in data/."""
-    return bool(_shards(folder, "train"))
+def recognises(path: Path) -> bool:
+    """Return whether a folder, or its subfolder data, contains tables for training."""
+    return bool(_list_shards(path, "train"))
 
 
-def folder(path: Path, options: Options) -> Raw:
-    """Read the tables of a folder that begin with train, and with test (or val or dev); shards are put together."""
-    tests = (_shards(path, word) for word in _TEST)
-    return files(_shards(path, "train"), next((found for found in tests if found), None), options, path.name)
+def read_folder(path: Path, options: Options) -> Raw:
+    """Read the tables of a folder whose names begin with train, and with test, val or dev; shards are joined."""
+    tests = (_list_shards(path, prefix) for prefix in _TEST_PREFIXES)
+    return read_files(_list_shards(path, "train"), next((paths for paths in tests if paths), None), options, path.name)
 
 
-def files(train: Sequence[Path], test: Sequence[Path] | None, options: Options, name: str | None = None) -> Raw:
-    """Read training and test tables from files, each from one or several."""
-    options.only("a table", "x", "y", "ids", "size", "tokenizer", "test", "first_label")
+def read_files(train: Sequence[Path], test: Sequence[Path] | None, options: Options, name: str | None = None) -> Raw:
+    """Read the training and the test table, each from one or several files."""
+    options.reject_except("a table", "x", "y", "ids", "size", "tokenizer", "test", "first_label")
     table = _read(train, options)
-    fixed = _fix(table, options)  # what was guessed for training holds for the test too
-    return raw(table, None if test is None else _read(test, fixed), fixed, name or train[0].name.partition(".")[0])
+    fixed = _fix_columns(table, options)  # the test table uses the columns chosen for training
+    test_table = None if test is None else _read(test, fixed)
+    return from_tables(table, test_table, fixed, name or train[0].name.partition(".")[0])
 
 
-def raw(train: Table, test: Table | None, options: Options, name: str) -> Raw:
-    """Turn tables into examples and classes. Classes that are words are numbered in the order of the words."""
+def from_tables(train: Table, test: Table | None, options: Options, name: str) -> Raw:
+    """Return the examples and classes of tables. Classes that are text are numbered in alphabetical order."""
     if test is not None:
-        options.no_share(name)
+        options.reject_test_share(name)
     for table in (train, test):
         if table is not None and not table.arrow.num_rows:
-            raise DataError(f"{table.name} holds no rows")
+            raise DataError(f"{table.name} has no rows", key=table.name)
     chosen = columns.choose(train.arrow.schema, options, train.name)
     if test is not None:
-        columns.check(test.arrow.schema, chosen, test.name)
-    classes = _declared(train.arrow.schema, chosen.y)
+        columns.require_columns(test.arrow.schema, chosen, test.name)
+    classes = _declared_classes(train.arrow.schema, chosen.y)
     y = columns.labels(train, chosen.y)
     y_test = None if test is None else columns.labels(test, chosen.y)
     if y.dtype.kind in "UO":
         classes = classes or np.unique(y).tolist()
-        y = _number(y, classes, train.name)
-        y_test = None if test is None or y_test is None else _number(y_test, classes, test.name)
+        y = _to_numbers(y, classes, train.name)
+        y_test = None if test is None or y_test is None else _to_numbers(y_test, classes, test.name)
     x = columns.inputs(train, chosen, options)
     ids = None if chosen.ids is None else columns.id_column(train, chosen.ids)
     n_classes = len(classes) if classes else None
@@ -83,23 +84,29 @@ def raw(train: Table, test: Table | None, options: Options, name: str) -> Raw:
     return Raw(Part(x, y, ids), Part(x_test, y_test), name, n_classes)
 
 
-def _shards(folder: Path, word: str) -> list[Path]:
-    """List the tables that begin with a word: one, or numbered ones; parquet before csv, in the folder or in data/."""
-    for place in (folder, folder / "data"):
-        tables = [p for p in sorted(place.iterdir()) if p.is_file() and is_table(p)] if place.is_dir() else []
-        found = [p for p in tables if p.name.lower().startswith(word)]
-        found = [p for p in found if p.suffix.lower() == ".parquet"] or found
-        if len(found) > 1 and not all(_SHARD.match(p.name) for p in found):
+def _list_shards(path: Path, prefix: str) -> list[Path]:
+    """Return the tables whose names begin with a prefix: one file, or numbered shards.
+
+    They are in the folder or else in its subfolder data. Parquet files have precedence over csv.
+    """
+    for folder in (path, path / "data"):
+        tables = [p for p in sorted(folder.iterdir()) if p.is_file() and is_table(p)] if folder.is_dir() else []
+        shards = [p for p in tables if p.name.lower().startswith(prefix)]
+        shards = [p for p in shards if p.suffix.lower() == ".parquet"] or shards
+        if len(shards) > 1 and not all(_SHARD.match(p.name) for p in shards):
+            names = [p.name for p in shards]
             raise DataError(
-                f"{place} holds several tables that begin with {word}: {list_some([p.name for p in found])}; name the "
-                "files: load((train, test))"
+                f"{folder} contains several tables whose names begin with {prefix}: {list_some(names)}; pass the files "
+                "themselves: load((train, test))",
+                key=str(folder),
+                value=names,
             )
-        if found:
-            return found
+        if shards:
+            return shards
     return []
 
 
-def _fix(table: Table, options: Options) -> Options:
+def _fix_columns(table: Table, options: Options) -> Options:
     chosen = columns.choose(table.arrow.schema, options, table.name)
     return replace(options, x=chosen.x, y=chosen.y)
 
@@ -109,7 +116,9 @@ def _read(paths: Sequence[Path], options: Options) -> Table:
     tables = [_read_one(path, options) for path in paths]
     if len({tuple(table.schema.names) for table in tables}) > 1:
         raise DataError(
-            f"{list_some([str(p) for p in paths])} have different columns: they are not shards of one table"
+            f"{list_some([str(p) for p in paths])} have different columns, so they are not shards of one table",
+            key=str(paths[0]),
+            value=[list(table.schema.names) for table in tables],
         )
     whole = tables[0] if len(tables) == 1 else arrow.concat_tables(tables, promote_options="permissive")
     return Table(whole, str(paths[0]), paths[0].parent)
@@ -117,46 +126,53 @@ def _read(paths: Sequence[Path], options: Options) -> Table:
 
 def _read_one(path: Path, options: Options) -> Any:
     if not path.is_file():
-        raise Missing(f"there is no file {path}")
+        raise Missing(f"there is no file {path}", key=str(path))
     if not is_table(path):
-        raise DataError(f"{path} is not a table that can be read (valid: {', '.join(SUFFIXES)})")
+        raise DataError(
+            f"{path} is not a table (valid: {', '.join(SUFFIXES)})", key=str(path), value=path.suffix, valid=SUFFIXES
+        )
     try:
-        table = _parquet(path, options) if path.suffix.lower() == ".parquet" else _csv(path)
-        table.validate(full=True)  # or a damaged text would fail only where it is used
+        table = _read_parquet(path, options) if path.suffix.lower() == ".parquet" else _read_csv(path)
+        table.validate(full=True)  # otherwise damaged text would raise an error only where it is used
         return table
     except DataError:
         raise
-    except Exception as error:  # Arrow's errors share no base class with those of the file system
-        what = "parquet" if path.suffix.lower() == ".parquet" else "csv"
-        raise DataError(f"{path} cannot be read as {what}: {one_line(error)}") from error
+    except Exception as error:  # Arrow's errors have no base class in common with those of the file system
+        kind = "parquet" if path.suffix.lower() == ".parquet" else "csv"
+        raise DataError(f"{path} cannot be read as {kind}: {one_line(error)}", key=str(path)) from error
 
 
-def _parquet(path: Path, options: Options) -> Any:
+def _read_parquet(path: Path, options: Options) -> Any:
     with require_package("pyarrow.parquet", "reading parquet files").ParquetFile(path) as file:
         chosen = columns.choose(file.schema_arrow, options, str(path))
         return file.read(columns=chosen.names)
 
 
-def _csv(path: Path) -> Any:
+def _read_csv(path: Path) -> Any:
     csv = require_package("pyarrow.csv", "reading csv files")
     table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
-    return table.rename_columns(list(table.schema.names))  # fails here on a header that is not text
+    return table.rename_columns(list(table.schema.names))  # raises an error here if the header is not text
 
 
-def _declared(schema: Any, y: str) -> list[str]:
-    """List the names of the classes where the table carries them, as those written by `datasets` do."""
+def _declared_classes(schema: Any, y: str) -> list[str]:
+    """Return the class names stored in the table's metadata, as written by `datasets`; empty if there are none."""
     stored = (schema.metadata or {}).get(b"huggingface")
     try:
         features = json.loads(stored)["info"]["features"] if stored else {}
         names = features.get(y, {}).get("names")
-    except (ValueError, KeyError, AttributeError, TypeError):  # it is a note in the file: without it we only know less
+    except (ValueError, KeyError, AttributeError, TypeError):  # the metadata is optional
         return []
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _number(y: np.ndarray, classes: list[str], where: str) -> np.ndarray:
+def _to_numbers(y: np.ndarray, classes: list[str], where: str) -> np.ndarray:
     index: Mapping[str, int] = {name: c for c, name in enumerate(classes)}
     for row, label in enumerate(y.tolist()):
         if label not in index:
-            raise DataError(f"{where}, row {row}: the label {label!r} is none of the classes ({list_some(classes)})")
+            raise DataError(
+                f"{where}, row {row}: the label {label!r} is not one of the classes ({list_some(classes)})",
+                key=where,
+                value=label,
+                valid=classes,
+            )
     return np.array([index[label] for label in y.tolist()], np.int64)

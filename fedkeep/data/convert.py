@@ -1,0 +1,123 @@
+"""Conversion of a user's arrays to the tensors of a data set, with checks that name the array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep import tree
+from fedkeep._util.validate import require_whole
+from fedkeep.errors import DataError
+
+
+def to_inputs(x: Any, key: str) -> Any:
+    """Return examples as a tensor, or a dict of tensors; they must be finite numbers."""
+    if isinstance(x, dict):
+        if not x:
+            raise DataError(f"{key} is an empty dict", key=key, value=x)
+        return {name: to_inputs(value, f"{key}[{name!r}]") for name, value in x.items()}
+    tensor = x if isinstance(x, Tensor) else _to_tensor(x, key)
+    if not tensor.ndim:
+        raise DataError(f"{key} must be an array of examples, not a single number", key=key, value=tensor.item())
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        first = int((~torch.isfinite(tensor)).nonzero()[0, 0])
+        raise DataError(f"{key} contains NaN or infinite numbers, first in example {first}", key=key, value=first)
+    return tensor.detach().cpu()
+
+
+def to_labels(y: Any, key: str) -> Tensor:
+    """Return the classes of the examples as a tensor of whole numbers."""
+    labels = y.detach().cpu() if isinstance(y, Tensor) else _to_tensor(y, key)
+    labels = labels.reshape(-1)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise DataError(
+            f"{key} must hold one class per example, as whole numbers of at least 0, not {labels.dtype}",
+            key=key,
+            value=str(labels.dtype),
+        )
+    labels = labels.long()
+    if len(labels) and (lowest := int(labels.min())) < 0:
+        raise DataError(f"{key} contains the label {lowest}, but classes are numbered from 0", key=key, value=lowest)
+    return labels
+
+
+def require_lengths(x: Any, y: Tensor, part: str) -> None:
+    """Raise unless there are examples, and one label for each."""
+    if not len(y):
+        raise DataError(f"y_{part} is empty: there are no examples", key=f"y_{part}", value=0)
+    for path, leaf in tree.items(x):
+        if len(leaf) != len(y):
+            key = f"x_{part}{path and f'[{path!r}]'}"
+            raise DataError(f"{key} has {len(leaf)} examples, but y_{part} has {len(y)}", key=key, value=len(leaf))
+
+
+def require_n_classes(n_classes: int | None, highest: int) -> int:
+    """Return the number of classes: as given, or counted up to the highest label."""
+    if n_classes is None and highest < 1:
+        raise DataError(
+            "all labels in y_train and y_test are 0, but at least two classes are needed", key="y_train", value=0
+        )
+    number = highest + 1 if n_classes is None else require_whole("n_classes", n_classes, low=2, error=DataError)
+    if highest >= number:
+        raise DataError(
+            f"there is a label {highest}, but with n_classes = {number} labels are 0 to {number - 1}",
+            key="n_classes",
+            value=number,
+        )
+    return number
+
+
+def to_normalisation(mean: Any, std: Any, x: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Return mean and std in a shape that broadcasts against one example, or None for both."""
+    if (mean is None) != (std is None):
+        key, missing = ("mean", "std") if std is None else ("std", "mean")
+        raise DataError(f"{key} needs {missing} as well: normalisation uses both", key=missing)
+    mean, std = _fit_to_example(mean, "mean", x), _fit_to_example(std, "std", x)
+    if std is not None and not bool((std > 0).all()):
+        values = std.flatten().tolist()
+        raise DataError(f"std must be above 0, not {values}", key="std", value=values)
+    return mean, std
+
+
+def to_ids(key: str, ids: Any, y: Tensor) -> np.ndarray | None:
+    """Return the owners of the examples as an array, one for each."""
+    if ids is None:
+        return None
+    array: np.ndarray = np.asarray(ids).reshape(-1)
+    if len(array) != len(y):
+        raise DataError(
+            f"{key} must have one entry for each of the {len(y)} examples, not {len(array)}", key=key, value=len(array)
+        )
+    return array
+
+
+def _to_tensor(x: Any, key: str) -> Tensor:
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # lists of unequal length
+        raise DataError(f"{key} cannot be made an array: {error}", key=key, value=x) from error
+    if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
+        raise DataError(f"{key} must hold numbers, not {array.dtype}", key=key, value=str(array.dtype))
+    native = array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))
+
+
+def _fit_to_example(value: Any, key: str, x: Any) -> Tensor | None:
+    """Return a mean or std in a shape that broadcasts against one example; for images, one number per channel."""
+    if value is None:
+        return None
+    if isinstance(x, dict):
+        raise DataError(f"{key} needs examples that are one array each, not a dict", key=key, value=value)
+    shape = x.shape[1:]
+    tensor: Tensor = to_inputs(np.atleast_1d(value), key).double()
+    fitted = tensor.reshape(-1, 1, 1) if tensor.ndim == 1 and len(shape) == 3 else tensor
+    try:
+        fitted.expand(shape)
+    except RuntimeError:
+        raise DataError(
+            f"{key} of shape {tuple(tensor.shape)} does not fit examples of shape {tuple(shape)}", key=key, value=value
+        ) from None
+    return fitted
