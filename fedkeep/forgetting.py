@@ -1,7 +1,7 @@
-"""The instruments that need class accuracies alone; those that look at models and data are in `fedkeep.instruments`.
+"""Measures of forgetting that need only class accuracies; those that need models or data are in `fedkeep.instruments`.
 
-`class_accuracy` is [T, C]: one row per evaluated round, the untrained model not among them. A class that the test set
-lacks is NaN there and is left out of every mean.
+`class_accuracy` is [T, C]: one row per evaluated round, without the untrained model. A class that the test set lacks is
+NaN and is left out of every mean.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def class_accuracy(confusion: Any) -> np.ndarray:
-    """Turn confusion matrices [..., true, predicted] into class accuracies [..., C]; NaN for absent classes."""
+    """Return the class accuracies [..., C] of confusion matrices [..., true, predicted]; NaN for absent classes."""
     confusion = np.asarray(confusion, dtype=float)
     total = confusion.sum(-1)
     hits = np.diagonal(confusion, axis1=-2, axis2=-1)
@@ -21,16 +21,16 @@ def class_accuracy(confusion: Any) -> np.ndarray:
 
 
 def accuracy(confusion: Any) -> np.ndarray:
-    """Turn confusion matrices into the share of all examples that were right."""
+    """Return the share of correctly classified examples of confusion matrices."""
     confusion = np.asarray(confusion, dtype=float)
     return np.asarray(np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1)))
 
 
 def forgetting(class_accuracy: Any) -> float:
-    """Average over classes the gap between the best earlier accuracy and the last (FedNTD eq. 5).
+    """Return the mean over classes of the best earlier accuracy minus the last one (FedNTD eq. 5).
 
-    F = 1/C sum_c max_{t < T} (A_c^t - A_c^T). Not clamped: a class at its best in the end counts negatively. NaN with
-    fewer than two rows, where nothing can have been forgotten yet.
+    F = 1/C sum_c max_{t < T} (A_c^t - A_c^T). Not clamped: a class that ends at its best counts negatively. NaN with
+    fewer than two rows.
 
     >>> round(forgetting([[0.9, 0.2], [0.5, 0.4], [0.6, 0.3]]), 6)
     0.2
@@ -42,7 +42,7 @@ def forgetting(class_accuracy: Any) -> float:
 
 
 def round_forgetting(class_accuracy: Any) -> np.ndarray:
-    """Average over classes what was lost from each round to the next, gains ignored (Flashback section 3), [T-1].
+    """Return the mean over classes of what each round lost, gains ignored, [T-1] (Flashback section 3).
 
     F_t = -1/C sum_c min(0, A_c^t - A_c^{t-1}).
 
@@ -54,10 +54,10 @@ def round_forgetting(class_accuracy: Any) -> np.ndarray:
 
 
 def local_forgetting(before: Any, clients: Any) -> np.ndarray:
-    """Say per client and class what local training lost: the global model before [C] against each client after [K, C].
+    """Return what local training lost, [K, C]: the global model before [C] minus each client after [K, C], drops only.
 
-    F_kc = -min(0, A_c(w_k,t) - A_c(w_{t-1})). Flashback (section 3) names it and gives no formula. Choice: that of its
-    round forgetting, drops alone. `.mean(0)` says where the cohort forgot, `.mean(1)` who did.
+    F_kc = -min(0, A_c(w_k,t) - A_c(w_{t-1})). Flashback (section 3) gives no formula; this is that of its round
+    forgetting. `.mean(0)` shows which classes the cohort forgot, `.mean(1)` which clients forgot.
 
     >>> local_forgetting([0.5, 0.75], [[1.0, 0.0], [0.25, 0.75]]).tolist()
     [[0.0, 0.75], [0.25, 0.0]]
@@ -67,10 +67,10 @@ def local_forgetting(before: Any, clients: Any) -> np.ndarray:
 
 
 def aggregation_forgetting(clients: Any, after: Any) -> np.ndarray:
-    """Say per client and class what averaging lost: each client after training [K, C] against the new global [C].
+    """Return what averaging lost, [K, C]: each client after training [K, C] minus the new global model [C], drops only.
 
     F_kc = -min(0, A_c(w_t) - A_c(w_k,t)). Flashback (section 3), same choice as in `local_forgetting`. `.mean(0)` is
-    the loss of the average client, `.max(0)` that of the client that knew the class best.
+    the loss of the average client, `.max(0)` that of the client that was best in the class.
 
     >>> aggregation_forgetting([[1.0, 0.0], [0.5, 0.75]], [0.5, 0.25]).tolist()
     [[0.5, 0.0], [0.0, 0.5]]
@@ -80,10 +80,10 @@ def aggregation_forgetting(clients: Any, after: Any) -> np.ndarray:
 
 
 def forgetting_degree(before: Any, after: Any, xi: float = 1e-3) -> np.ndarray:
-    """Say per class which share of the global model's accuracy local training lost (FedKA eq. 1).
+    """Return the share of the global model's accuracy that local training lost, per class (FedKA eq. 1).
 
-    (before - after) / (before + xi): up to 1 for all of it, negative for a gain. Heavy-tailed where the class was
-    hardly known before: summarise by the median.
+    (before - after) / (before + xi): at most 1, negative for a gain. Heavy-tailed for classes of low accuracy before:
+    summarise by the median.
 
     >>> forgetting_degree([0.8, 0.5], [0.4, 1.0], xi=0).tolist()
     [0.5, -1.0]
@@ -93,7 +93,7 @@ def forgetting_degree(before: Any, after: Any, xi: float = 1e-3) -> np.ndarray:
 
 
 def in_local(class_accuracy: Any, label_counts: Any) -> np.ndarray:
-    """Weigh class accuracies by the client's own label distribution: sum_c p_c A_c (FedNTD eq. 6).
+    """Return class accuracies weighted by the client's own label distribution: sum_c p_c A_c (FedNTD eq. 6).
 
     >>> float(in_local([1.0, 0.5, 0.0], [3, 1, 0]))
     0.875
@@ -102,7 +102,7 @@ def in_local(class_accuracy: Any, label_counts: Any) -> np.ndarray:
 
 
 def out_local(class_accuracy: Any, label_counts: Any) -> np.ndarray:
-    """Weigh class accuracies by what the client lacks: sum_c (1 - p_c)/(C - 1) A_c (FedNTD eq. 7).
+    """Return class accuracies weighted by what the client lacks: sum_c (1 - p_c)/(C - 1) A_c (FedNTD eq. 7).
 
     >>> float(out_local([1.0, 0.5, 0.0], [2, 2, 0]))
     0.375
@@ -114,8 +114,8 @@ def out_local(class_accuracy: Any, label_counts: Any) -> np.ndarray:
 def personalised(class_accuracy: Any, label_counts: Any) -> np.ndarray:
     """Return each client's accuracy on test examples distributed like its own, [K] (FedNTD appendices H and I).
 
-    P_k = sum_c p_kc A_c(w_k), where A [K, C] are the class accuracies of the model that client k would itself use: its
-    own after local training, in the paper. That is `in_local` of the client's model instead of the global one.
+    P_k = sum_c p_kc A_c(w_k), where A [K, C] are the class accuracies of the model that client k would use itself (in
+    the paper its own after local training). That is `in_local` of the client's model instead of the global one.
 
     >>> personalised([[1.0, 0.0], [0.5, 0.5]], [[4, 0], [1, 3]]).tolist()
     [1.0, 0.5]
@@ -129,10 +129,10 @@ def personalised(class_accuracy: Any, label_counts: Any) -> np.ndarray:
 
 
 def consistency(class_accuracy: Any) -> np.ndarray:
-    """Say how alike the predictions of one round and the next are, [T-1] (FedNTD section 2.1, figure 2b).
+    """Return the similarity of the class accuracies of consecutive rounds, [T-1] (FedNTD section 2.1, figure 2b).
 
-    cos(A^t, A^{t-1}) = A^t . A^{t-1} / (|A^t| |A^{t-1}|) of the class-accuracy vectors: 1 where every class kept its
-    share, lower the more they trade places. NaN where a model is right about nothing, which the paper leaves open.
+    cos(A^t, A^{t-1}) = A^t . A^{t-1} / (|A^t| |A^{t-1}|) of the class-accuracy vectors: 1 if every class keeps its
+    share, lower the more they change. NaN for a model without any correct prediction (the paper is silent).
 
     >>> consistency([[1.0, 0.0], [1.0, 0.0], [0.0, 0.5]]).tolist()
     [1.0, 0.0]
@@ -148,8 +148,8 @@ def consistency(class_accuracy: Any) -> np.ndarray:
 def underlying_distribution(class_accuracy: Any) -> np.ndarray:
     """Return the class accuracies, each row divided by its sum (FedNTD section 5.2, appendix E).
 
-    A_G = a / sum_c a_c: what the paper takes for the label distribution that the global model was fitted to. (Its text
-    divides by the model's test accuracy; only the sum makes a distribution of it, as appendix E has it.)
+    A_G = a / sum_c a_c: the paper's estimate of the label distribution that the global model was fitted to. (Its text
+    divides by the model's test accuracy; only the sum, as in appendix E, gives a distribution.)
 
     >>> underlying_distribution([0.5, 0.5, 0.25, 0.75]).tolist()
     [0.25, 0.25, 0.125, 0.375]
@@ -160,7 +160,7 @@ def underlying_distribution(class_accuracy: Any) -> np.ndarray:
 
 
 def distribution_distance(class_accuracy: Any, label_counts: Any) -> np.ndarray:
-    """Return |A_G - p_k|_1, how far each client's labels are from what the global model knows, [K] (FedNTD figure 8).
+    """Return |A_G - p_k|_1, the distance of each client's labels from what the global model knows, [K] (FedNTD figure 8).
 
     Between 0 and 2. The paper names no norm; L1 is the choice here. `instruments.weight_divergence` is the other axis.
 
@@ -173,7 +173,7 @@ def distribution_distance(class_accuracy: Any, label_counts: Any) -> np.ndarray:
 def rounds_to(accuracy: Any, target: float, rounds: Any = None) -> int | None:
     """Return the first round whose accuracy reaches the target, or None.
 
-    Rounds count from 1; where not every round was evaluated, `rounds` says which ones these are.
+    Rounds count from 1; if not every round was evaluated, `rounds` lists the evaluated ones.
 
     >>> rounds_to([0.1, 0.5, 0.4], 0.5), rounds_to([0.1], 0.5)
     (2, None)
@@ -189,7 +189,7 @@ def rounds_to(accuracy: Any, target: float, rounds: Any = None) -> int | None:
 def rounds_to_fractions(
     accuracy: Any, target: float, fractions: Sequence[float] = (0.5, 0.75, 0.95), rounds: Any = None
 ) -> dict[float, int | None]:
-    """Return the rounds it takes to reach fractions of a target accuracy: A_x = A x (Flashback table 1).
+    """Return the rounds needed to reach fractions of a target accuracy: A_x = A x (Flashback table 1).
 
     >>> rounds_to_fractions([0.2, 0.5, 0.7], 0.8)
     {0.5: 2, 0.75: 3, 0.95: None}
@@ -239,7 +239,7 @@ def _shares(label_counts: Any) -> np.ndarray:
 
 
 def _weighted(class_accuracy: Any, weight: np.ndarray) -> np.ndarray:
-    """Average with weights, over the classes that were tested; NaN where none of them weighs anything."""
+    """Return the weighted mean over the tested classes; NaN if their weights are all 0."""
     a = np.asarray(class_accuracy, dtype=float)
     weight = np.where(np.isnan(a), 0.0, weight)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Losses: pure functions with one value per example, safe under `vmap`.
+"""Losses: pure functions that return one value per example and work under `vmap`.
 
 Legend for names: z logits, y true classes, B examples in a batch, C classes.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average over the real examples of a batch; padded ones count for nothing.
+    """Return the mean over the real examples of a batch; padded ones do not count.
 
     >>> masked_mean(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
     tensor(2.)
@@ -46,7 +46,7 @@ def mse(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:
-    """Drop the true class's logit, [B, C] -> [B, C-1], in a fixed shape (a mask would not stack).
+    """Return the logits without the true class's, [B, C] -> [B, C-1]; a fixed shape, unlike boolean indexing.
 
     >>> not_true(torch.tensor([[10.0, 11.0, 12.0]]), torch.tensor([1]))
     tensor([[10., 12.]])
@@ -66,8 +66,9 @@ def not_true_kl(student: Tensor, teacher: Tensor, y: Tensor, tau: float = 1.0) -
 def credibility_weights(credibility: Tensor, p_true: Tensor, m_max: float) -> Tensor:
     """Return FedSSD's weight of every class channel (eq. 4): A [C, C] and p_g(x)[y] [B] -> M [B, C].
 
-    `credibility[i, j]` is the rate at which the teacher predicts class i as j. A channel counts by its class's
-    recall, less where another class is mistaken for it; an example counts by the teacher's probability of its truth.
+    `credibility[i, j]` is the rate at which the teacher predicts class i as j. A channel's weight grows with the recall of
+    its class and falls with the rate at which another class is mistaken for it; an example's weight grows with the
+    teacher's probability of the true class.
 
     >>> credibility_weights(torch.eye(2), torch.tensor([1.0, 0.75, 0.0]), m_max=1.0)
     tensor([[0.9000, 0.9000],
@@ -83,7 +84,7 @@ def credibility_weights(credibility: Tensor, p_true: Tensor, m_max: float) -> Te
 def dynamic_alpha(student_counts: Tensor, teacher_counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return Flashback's weights of student and teachers in each class: [C] and [K, C] -> (alpha_s [C], alpha [K, C]).
 
-    They add up to 1 in a class that anybody knows, and to 0 in one that nobody does.
+    They add up to 1 in every class, and to 0 in a class that neither student nor teachers have seen.
 
     >>> dynamic_alpha(torch.tensor([3.0, 0.0]), torch.tensor([[1.0, 0.0]]))
     (tensor([0.7500, 0.0000]), tensor([[0.2500, 0.0000]]))

@@ -112,7 +112,7 @@ def train(
         lr: `lr(step)`, the learning rate of a step, counted from 0.
         batch_size: examples in a batch.
         steps: maximum number of steps.
-        patience: training stops after so many steps in which `check` did not improve by MIN_DELTA.
+        patience: training stops after this many steps without an improvement of `check` by MIN_DELTA.
     """
     params, state, step = tree.detach(params), optimizer.init(params), 0
     best, lowest, best_step = params, math.inf, 0
