@@ -160,7 +160,7 @@ def underlying_distribution(class_accuracy: Any) -> np.ndarray:
 
 
 def distribution_distance(class_accuracy: Any, label_counts: Any) -> np.ndarray:
-    """Return |A_G - p_k|_1, the distance of each client's labels from what the global model knows, [K] (FedNTD figure 8).
+    """Return |A_G - p_k|_1: each client's labels against what the global model knows, [K] (FedNTD figure 8).
 
     Between 0 and 2. The paper names no norm; L1 is the choice here. `instruments.weight_divergence` is the other axis.
 

@@ -66,8 +66,8 @@ def not_true_kl(student: Tensor, teacher: Tensor, y: Tensor, tau: float = 1.0) -
 def credibility_weights(credibility: Tensor, p_true: Tensor, m_max: float) -> Tensor:
     """Return FedSSD's weight of every class channel (eq. 4): A [C, C] and p_g(x)[y] [B] -> M [B, C].
 
-    `credibility[i, j]` is the rate at which the teacher predicts class i as j. A channel's weight grows with the recall of
-    its class and falls with the rate at which another class is mistaken for it; an example's weight grows with the
+    `credibility[i, j]` is the rate at which the teacher predicts class i as j. A channel's weight grows with the recall
+    of its class and falls with the rate at which another class is mistaken for it; an example's weight grows with the
     teacher's probability of the true class.
 
     >>> credibility_weights(torch.eye(2), torch.tensor([1.0, 0.75, 0.0]), m_max=1.0)
