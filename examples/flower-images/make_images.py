@@ -1,4 +1,4 @@
-"""Draw images for two nodes and a server: each node knows two shapes of three. `python make_images.py images`."""
+"""Draw images for two nodes and a server: `python make_images.py images`. Each node gets two of the three shapes."""
 
 import random
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-HOLDINGS = {
+COUNTS = {
     "node-0": {"circle": 40, "cross": 40},
     "node-1": {"cross": 20, "square": 60},
     "server": {"circle": 20, "cross": 20, "square": 20},
@@ -14,7 +14,7 @@ HOLDINGS = {
 
 
 def draw(shape: str, rng: random.Random) -> Image.Image:
-    """Draw one shape, somewhere, in some colour."""
+    """Draw one shape, with a random place, size and colour."""
     image = Image.new("RGB", (24, 24), tuple(rng.randrange(60) for _ in range(3)))
     pen, colour = ImageDraw.Draw(image), tuple(rng.randrange(150, 256) for _ in range(3))
     x, y, r = rng.randrange(7, 17), rng.randrange(7, 17), rng.randrange(4, 7)
@@ -29,10 +29,10 @@ def draw(shape: str, rng: random.Random) -> Image.Image:
 
 
 def main(target: Path) -> None:
-    """Draw everything."""
+    """Draw all images into this folder."""
     rng = random.Random(0)
-    for owner, holding in HOLDINGS.items():
-        for shape, count in holding.items():
+    for owner, counts in COUNTS.items():
+        for shape, count in counts.items():
             folder = target / owner / shape
             folder.mkdir(parents=True, exist_ok=True)
             for k in range(count):

@@ -1,8 +1,20 @@
-"""Private interfaces of other packages that fedkeep uses, each with a fallback.
+"""Private interfaces of other packages that fedkeep uses. They can change in any release.
 
-They can change in any release. `tests/unit/test_private_apis.py` tests each one, with and without it. Two more are used
-in place, since they are plain attributes: `nn.Module._parameters` (fedkeep.task) and `ClientApp._registered_funcs`
-(fedkeep.flower.client).
+`tests/unit/test_private_apis.py` tests each one, and its fallback where there is one.
+
+Here, with a fallback:
+
+- `torch._fused_sgd_`, `torch._fused_adam_`: without them, optimisers use their `update` (fedkeep.optim)
+- `torch._C._functorch.is_batchedtensor`: without it, the tensor's representation is used
+- `ProcessPoolExecutor._processes`: without it, workers end after their current task
+
+Used in place, without a fallback:
+
+- `nn.Module._parameters` (fedkeep.task), `nn.Module._modules` (fedkeep.models.norm)
+- `ClientApp._registered_funcs` (fedkeep.flower.client)
+- `flwr.common.config.parse_config_args` and `flatten_dict` (fedkeep.flower.dry_run)
+- `flwr.common.constant.ErrorCode.NODE_UNAVAILABLE`, as a number (fedkeep.flower.nodes)
+- `flwr.supercore.inflatable`, `flwr.supercore.task_identity` (tests only: tests/support/flower_grid.py)
 """
 
 from __future__ import annotations
@@ -17,7 +29,7 @@ fused_adam: Any = getattr(torch, "_fused_adam_", None)
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is inside `vmap`; without torch's own test, by the tensor's representation."""
+    """Return whether a tensor is inside `vmap`."""
     functorch = getattr(torch._C, "_functorch", None)
     if functorch is not None and hasattr(functorch, "is_batchedtensor"):
         return bool(functorch.is_batchedtensor(tensor))
@@ -25,7 +37,7 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 
 def terminate_workers(pool: ProcessPoolExecutor) -> None:
-    """End a pool's processes at once; without access to them, they end with their current task."""
+    """End a pool's processes at once."""
     if hasattr(pool, "terminate_workers"):  # public since Python 3.14
         pool.terminate_workers()
         return

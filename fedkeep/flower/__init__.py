@@ -1,10 +1,10 @@
-"""The same methods in a real federation, on Flower.
+"""Methods of fedkeep in a real federation, on Flower.
 
     app = fedkeep.flower.client_app("fedntd", model_fn, data_fn)      # on the nodes
     app = fedkeep.flower.server_app("fedntd", model_fn, test_fn)      # on the server
 
-The client half calls the very `train_one` of the simulation, the server half the very `aggregate`; what differs is only
-how the trees travel between them.
+The clients call the same `train_one` as the simulation, the server the same `aggregate`; only the transport of trees
+between them differs.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""The client half: a Flower ClientApp around the very `train_one` that the simulation runs."""
+"""Client side of a federation: a Flower ClientApp that calls the same `train_one` as the simulation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from fedkeep import losses, tree
+from fedkeep._util.validate import require_whole
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.engine import device, setup
@@ -21,7 +22,7 @@ from fedkeep.engine.local import ClientResult, LocalTraining
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError
 from fedkeep.flower import messages, records
-from fedkeep.flower.client_state import ClientStates, client_states
+from fedkeep.flower.client_state import ClientStates, open_states
 from fedkeep.flower.messages import TrainRequest
 from fedkeep.method import FedAvg
 from fedkeep.task import Public, Task
@@ -32,10 +33,12 @@ log = logging.getLogger("fedkeep")
 DataFn = Callable[[Context], Any]
 ModelFn = Callable[[], nn.Module]
 
+LABEL_KEYS = ("label", "labels", "target", "y")  # of a data set whose examples are dicts
+
 
 @dataclass(frozen=True)
 class Examples:
-    """A node's own examples, on its device, and the way from them to what the model is given."""
+    """A node's own examples on its device, and their conversion to the model's inputs."""
 
     x: Any
     y: Tensor
@@ -43,16 +46,16 @@ class Examples:
     image: tuple[int, int]
 
     @classmethod
-    def of(cls, given: Any, settings: Settings, place: torch.device) -> Examples:
-        """Take what a `data_fn` returned: (x, y), a torch data set, or one of ours, whose training part counts."""
-        data = given if isinstance(given, Dataset) else _checked(given)
-        inputs, image = setup.make_inputs(data, settings, place), setup.image_size(data, settings)
-        return cls(tree.to(data.x_train, place), data.y_train.to(place), inputs, image)
+    def load(cls, data: Any, settings: Settings, target: torch.device) -> Examples:
+        """Load what a `data_fn` returned: (x, y), a torch data set, or the training part of a fedkeep data set."""
+        dataset = data if isinstance(data, Dataset) else _as_dataset(data)
+        inputs, image = setup.make_inputs(dataset, settings, target), setup.image_size(dataset, settings)
+        return cls(tree.to(dataset.x_train, target), dataset.y_train.to(target), inputs, image)
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node does when it is asked: everything that the app was given, and nothing of a single message."""
+    """A node's answers to the server's messages. It holds the app's arguments, and nothing of a single message."""
 
     method: FedAvg | str | None
     model_fn: ModelFn
@@ -61,46 +64,50 @@ class Node:
     report_loss: bool = False
 
     def client_id(self, context: Context) -> int:
-        """Return which client this node is, from its config: `client-id`, or Flower's usual `partition-id`."""
+        """Return which client this node is: `client-id` of its config, or Flower's usual `partition-id`."""
         config = context.node_config
-        found = config.get("client-id", config.get("partition-id"))
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise ConfigError(f"start this SuperNode with --node-config 'client-id=K', K from 0 on; it has {found!r}")
-        return found
+        client = config.get("client-id", config.get("partition-id"))
+        if client is None:
+            raise ConfigError(
+                "this SuperNode has no client-id: start it with --node-config 'client-id=K', K from 0 on",
+                key="client-id",
+            )
+        return require_whole("client-id", client, low=0, error=ConfigError)
 
     def query(self, message: Message, context: Context) -> Message:
-        """Say which client this is."""
-        if context.node_config.get("dry-run"):
-            self._refuse_on_dry_run(context)
+        """Reply with this node's client id."""
+        self._stop_on_dry_run(context)
         config = {"version": messages.VERSION, "client": self.client_id(context)}
         return Message(records.to_records({}, config), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:
-        """Train on this node's own examples, and send what the method's `finish` uploads."""
-        if context.node_config.get("dry-run"):
-            self._refuse_on_dry_run(context)
-        config = message.content.config_records[records.CONFIG]
-        ask = TrainRequest.from_config(config)
-        method = self._agreed(ask, context)
-        if ask.client != self.client_id(context):
-            raise FedkeepError(f"this node is client {self.client_id(context)}, the server asks client {ask.client}")
-        said: dict[str, Any] = {"round": ask.round, "client": ask.client}
-        settings = messages.unpack_settings(ask.settings, str(context.node_config.get("device", "auto")))
-        place = device.resolve_device(settings.device)
-        examples = Examples.of(self.data_fn(context), settings, place)
+        """Train on this node's own examples, and reply with what the method's `finish` uploads."""
+        self._stop_on_dry_run(context)
+        request = TrainRequest.from_config(message.content.config_records[records.CONFIG])
+        method = self._agreed_method(request, context)
+        if request.client != (client := self.client_id(context)):
+            raise FedkeepError(
+                f"the request is for client {request.client}, but this node is client {client}",
+                key="client-id",
+                value=client,
+            )
+        reply: dict[str, Any] = {"round": request.round, "client": client}
+        settings = messages.unpack_settings(request.settings, str(context.node_config.get("device", "auto")))
+        target = device.resolve_device(settings.device)
+        examples = Examples.load(self.data_fn(context), settings, target)
         if not len(examples.y):
-            return Message(records.to_records({}, {**said, "empty": True}), reply_to=message)
-        task = self.task(settings, ask.n_classes, ask.n_clients, None, place)
-        _check(task, examples, ask)
-        kept = client_states(context, ask.run, ask.client)
-        shared = tree.to(records.from_records(message.content), place)
-        trained, fresh = self.train_one(method, task, examples, settings, shared, ask, kept)
+            return Message(records.to_records({}, {**reply, "empty": True}), reply_to=message)
+        task = self.task(settings, request.n_classes, request.n_clients, None, target)
+        _require_same_task(task, examples, request)
+        states = open_states(context, request.run, client)
+        shared = tree.to(records.from_records(message.content), target)
+        trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states)
         if trained.client:
-            kept.save(ask.round, tree.to(trained.client, "cpu"), keep=ask.state)
-            said["fresh"] = fresh
+            states.save(request.round, tree.to(trained.client, "cpu"), keep=request.state)
+            reply["fresh"] = lost_state
         if self.report_loss:
-            said["loss"] = float(trained.losses.double().mean())
-        return Message(records.to_records(trained.upload, said), reply_to=message)
+            reply["loss"] = float(trained.losses.double().mean())
+        return Message(records.to_records(trained.upload, reply), reply_to=message)
 
     def train_one(
         self,
@@ -109,56 +116,68 @@ class Node:
         examples: Examples,
         settings: Settings,
         shared: Tree,
-        ask: TrainRequest,
-        kept: ClientStates | None,
+        request: TrainRequest,
+        states: ClientStates | None,
     ) -> tuple[ClientResult, bool]:
-        """Train as the simulation does. Also say whether a state that the server counts on was not there."""
-        state = kept.load(ask.state) if kept and ask.state else None
+        """Train as in the simulation. Return the result, and whether the state that the server expects was lost."""
+        state = states.load(request.state) if states and request.state else None
         client = state if state is not None else method.init_client(task, shared["params"])
-        fresh = bool(client) and bool(ask.state) and state is None
-        if fresh:
-            log.warning("client %d has no state of round %d any more and starts anew", ask.client, ask.state)
-        plan = setup.client_plan(settings, ask.round, ask.client, len(examples.y), examples.image)
+        lost_state = bool(client) and bool(request.state) and state is None
+        if lost_state:
+            log.warning("client %d has lost its state of round %d and gets a new one", request.client, request.state)
+        plan = setup.client_plan(settings, request.round, request.client, len(examples.y), examples.image)
         local = LocalTraining(method, task, examples.inputs, settings.clip_norm)
         with device.numerics(settings, task.device, device.threads(settings, task)):
             client = tree.to(client, task.device)
-            return local.train_one(shared, client, examples.x, examples.y, plan, ask.lr), fresh
+            return local.train_one(shared, client, examples.x, examples.y, plan, request.lr), lost_state
 
     def task(
-        self, settings: Settings, n_classes: int, n_clients: int, public: Public | None, place: torch.device
+        self, settings: Settings, n_classes: int, n_clients: int, public: Public | None, target: torch.device
     ) -> Task:
         """Make the task of this node's model."""
-        model = messages.build(self.model_fn, settings.seed)
-        return setup.make_task(model, settings, n_classes, n_clients, public, self.criterion, place)
+        model = messages.build_model(self.model_fn, settings.seed)
+        return setup.make_task(model, settings, n_classes, n_clients, public, self.criterion, target)
 
-    def _agreed(self, ask: TrainRequest, context: Context) -> FedAvg:
-        """Return the method, if it is the server's and one that this node's config allows."""
-        method = messages.chosen_method(self.method, context.run_config)
-        if messages.method_id(method) != ask.method:
-            raise FedkeepError(f"the server asks for {ask.method}, this node runs {messages.method_id(method)}")
+    def _agreed_method(self, request: TrainRequest, context: Context) -> FedAvg:
+        """Return the method; raise unless the server runs the same one and this node's config allows it."""
+        method = messages.resolve_method(self.method, context.run_config)
+        if (own := messages.method_id(method)) != request.method:
+            raise FedkeepError(
+                f"the server runs {request.method}, but this node runs {own}", key="method", value=request.method
+            )
         allowed = context.node_config.get("methods")
-        if allowed is not None and method.name not in [name.strip() for name in str(allowed).split(",")]:
-            raise FedkeepError(f"this node takes part in {allowed} alone (its config says so), not in {method.name}")
+        if allowed is not None and method.name not in (names := [name.strip() for name in str(allowed).split(",")]):
+            raise FedkeepError(
+                f"this node's config allows {', '.join(names)}, but not {method.name}",
+                key="methods",
+                value=method.name,
+                valid=names,
+            )
         return method
 
-    def _refuse_on_dry_run(self, context: Context) -> None:
+    def _stop_on_dry_run(self, context: Context) -> None:
+        """If the node's config has `dry-run`, log what the node would send, and raise an error."""
+        if not context.node_config.get("dry-run"):
+            return
         from fedkeep.flower.dry_run import format_dry_run, inspect_node
 
         for line in format_dry_run(inspect_node(self, context)).splitlines():
             log.warning("%s", line)
-        raise FedkeepError("this node is on a dry run: it has shown what it would send, and sends nothing")
+        raise FedkeepError(
+            "this node is on a dry run: its log shows what it would send; nothing is sent", key="dry-run"
+        )
 
 
 class FedkeepClientApp(ClientApp):
-    """A ClientApp whose training is fedkeep's; an app's own evaluation and queries can be added as usual."""
+    """A ClientApp that trains with fedkeep. An app can add its own evaluation and queries as usual."""
 
     node: Node
 
     def train(self, action: str = "default", **kwargs: Any) -> Any:
-        """Leave an app's own training aside, and say so: fedkeep's stands in its place."""
+        """Ignore an app's own training function, and log that: fedkeep trains instead."""
         if action != "default" or "train.default" not in self._registered_funcs:
             return super().train(action, **kwargs)
-        log.warning("this app's own training function is not used: fedkeep trains in its place")
+        log.warning("this app's own training function is not used: fedkeep trains instead")
         return lambda function: function
 
 
@@ -173,12 +192,26 @@ def client_app(
 ) -> FedkeepClientApp:
     """Make the ClientApp of a federation.
 
-    `method` is one of `fedkeep.methods`, or its name; the run's config may say another (`method.name`, `method.beta`).
-    `model_fn()` makes the model. `data_fn(context)` returns this node's own examples: (x, y), a torch DataLoader or
-    data set of such, or a data set of `fedkeep.data` whose training part they are. Which client this node is, its
-    config says: `client-id`. So it does where state is kept (`state-dir`), on which device it computes (`device`), and
-    which methods it takes part in (`methods`). `mods` are Flower's, around training. What leaves the node is what the
-    method's `finish` uploads, and with `report_loss` the mean training loss.
+    A node sends what the method's `finish` uploads, and nothing else unless `report_loss` is set. The node's own config
+    (`flower-supernode --node-config`) sets `client-id`, the client that the node is; `state-dir`, the folder of a
+    stateful method's state; `device`; `methods`, the methods it takes part in; and `dry-run`.
+
+    Parameters
+    ----------
+    method
+        One of `fedkeep.methods`, or its name; None if the app's config has `method.name`. The app's config takes
+        precedence (`method.name`, `method.beta`).
+    model_fn
+        Returns the model, a `torch.nn.Module` from inputs to logits.
+    data_fn
+        `data_fn(context)` returns this node's own examples: (x, y), a torch DataLoader or data set of such pairs, or a
+        data set of `fedkeep.data`, whose training part is used.
+    criterion
+        The loss of logits and labels, per example.
+    mods
+        Flower's mods, applied around training.
+    report_loss
+        Whether to send the mean training loss as well.
     """
     app = FedkeepClientApp()
     app.node = node = Node(method, model_fn, data_fn, criterion, report_loss)
@@ -187,40 +220,56 @@ def client_app(
     return app
 
 
-def _checked(given: Any) -> Dataset:
-    """Check arrays as a data set's are; they stand in for its test part too, which nobody looks at."""
-    if hasattr(given, "dataset"):  # a torch DataLoader: its batches are made anew, as the plan says
-        given = given.dataset
+def _as_dataset(data: Any) -> Dataset:
+    """Return arrays or a torch data set as a checked data set; its test part is not used."""
+    if hasattr(data, "dataset"):  # a torch DataLoader: its batches are not used, the plan decides the batches
+        data = data.dataset
     try:
-        x, y = _gathered(given) if hasattr(given, "__getitem__") and not isinstance(given, tuple | list) else given
+        x, y = _read_all(data) if hasattr(data, "__getitem__") and not isinstance(data, tuple | list) else data
+    except FedkeepError:
+        raise
     except (TypeError, ValueError):
-        raise DataError(f"data_fn must return (x, y) or a fedkeep.data.Dataset, not {type(given).__name__}") from None
+        kind = type(data).__name__
+        raise DataError(
+            f"data_fn must return (x, y) or a fedkeep.data.Dataset, not {kind}", key="data_fn", value=kind
+        ) from None
     if not len(y):
         return Dataset(x, torch.zeros(0, dtype=torch.long), x, torch.zeros(0, dtype=torch.long), 0)
     n_classes = max(2, int(torch.as_tensor(y).max()) + 1)
     return from_arrays(x, y, x, y, n_classes=n_classes)
 
 
-def _gathered(examples: Any) -> tuple[Any, Any]:
-    """Read a torch data set of (x, y) pairs, or of dicts with a label, to its end."""
+def _read_all(examples: Any) -> tuple[Any, Any]:
+    """Read all of a torch data set of (x, y) pairs, or of dicts with a label."""
     batch = default_collate([examples[k] for k in range(len(examples))])
     if not isinstance(batch, dict):
         x, y = batch
         return x, y
-    label = next((key for key in ("label", "labels", "target", "y") if key in batch), None)
+    label = next((key for key in LABEL_KEYS if key in batch), None)
     if label is None:
-        raise DataError(f"an example holds {', '.join(map(str, batch))}, and no label, labels, target or y")
+        raise DataError(
+            f"an example has the keys {', '.join(map(str, batch))}, but no {', '.join(LABEL_KEYS)}",
+            key="data_fn",
+            value=list(batch),
+            valid=LABEL_KEYS,
+        )
     rest = {key: value for key, value in batch.items() if key != label and isinstance(value, Tensor)}
     return (rest if len(rest) > 1 else next(iter(rest.values()))), batch[label]
 
 
-def _check(task: Task, examples: Examples, ask: TrainRequest) -> None:
-    """Refuse a model or labels that do not fit the federation."""
-    if (found := messages.constants(task)) != ask.constants:
+def _require_same_task(task: Task, examples: Examples, request: TrainRequest) -> None:
+    """Raise unless this node's model and labels fit the federation's."""
+    if (own := messages.constants_hash(task)) != request.constants:
         raise ModelError(
-            f"this node's model differs from the server's in what is not trained (frozen weights, buffers): {found} "
-            f"against {ask.constants}; both must make it alike, with the same torch and the same files"
+            f"this node's model has other frozen weights or buffers (hash {own}) than the server's "
+            f"({request.constants}): build both with the same model_fn, torch version and files",
+            key="model_fn",
+            value=own,
         )
-    worst = int(examples.y.max())
-    if worst >= ask.n_classes:
-        raise DataError(f"this node holds a label {worst}, but the federation has classes 0 to {ask.n_classes - 1}")
+    label = int(examples.y.max())
+    if label >= request.n_classes:
+        raise DataError(
+            f"this node has the label {label}, but the federation's classes are 0 to {request.n_classes - 1}",
+            key="data_fn",
+            value=label,
+        )

@@ -1,8 +1,8 @@
-"""What would leave a node, found out by training once without a server, before it takes part."""
+"""Dry run of a node: train once without a server, and show what the node would send."""
 
 from __future__ import annotations
 
-import re
+import shlex
 import sys
 import tomllib
 from dataclasses import asdict, dataclass, replace
@@ -12,34 +12,34 @@ from typing import Any
 
 import torch
 from flwr.app import Context, RecordDict
+from flwr.common.config import flatten_dict, parse_config_args
 
 from fedkeep import tree
-from fedkeep._util.json import flatten
+from fedkeep._util.text import one_line
 from fedkeep.data.augment import InputPipeline
 from fedkeep.engine import device
+from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.flower import messages, update_checks
 from fedkeep.flower.client import Examples, FedkeepClientApp, Node
 from fedkeep.flower.messages import TrainRequest
 from fedkeep.task import Public
 
-_PAIR = r"""([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']+)"""
-
-MEANS = {  # of what the methods of the registry upload
-    "params": "the weights after local training; examples can in part be rebuilt from them",
-    "n": "how many examples this node holds",
-    "tau": "how many steps it took",
+MEANINGS = {  # of what the methods of the registry upload
+    "params": "the weights after local training; examples can be partly reconstructed from them",
+    "n": "the number of examples on this node",
+    "tau": "the number of local steps",
     "dc": "how its mean gradient differs from the others' (SCAFFOLD's control variate)",
     "u": "which weights its examples depend on (FedCurv's Fisher information)",
-    "v": "the same, times the weights",
-    "r": "how often it has taken part",
-    "mu": "how many examples of each class this node holds",
+    "v": "the same, multiplied by the weights",
+    "r": "the number of rounds it has taken part in",
+    "mu": "the number of examples of each class on this node",
 }
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """A node's upload, as it would be."""
+    """What a node would upload, and the state it would keep."""
 
     method: str
     client: int
@@ -51,37 +51,38 @@ class DryRun:
 
 
 def dry_run_app(folder: Path, node_config: str, run_config: str) -> DryRun:
-    """Do the dry run of the app in a folder, with configs as Flower's command line takes them."""
-    node, config = load_app(folder)
-    return inspect_node(
-        node, Context(0, 0, parse_config(node_config), RecordDict(), {**config, **parse_config(run_config)})
-    )
+    """Run the app in a folder on a dry run, with configs as on Flower's command line."""
+    node, app_config = load_app(folder)
+    own = parse_config("--node-config", node_config)
+    config = {**app_config, **parse_config("--run-config", run_config)}
+    return inspect_node(node, Context(0, 0, own, RecordDict(), config))
 
 
 def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
-    """Train once on this node's own examples, from a model of its own, and look at what would be sent.
+    """Train once on this node's own examples, from a newly built model, and return what would be sent.
 
-    What the server alone holds is stood in for: its public examples by this node's, with made-up labels.
+    The server's public examples are replaced by this node's, with made-up labels.
     """
-    given = {key: value for key, value in context.run_config.items() if key.startswith("train.") or key == "seed"}
-    here = str(context.node_config.get("device", "auto"))
-    settings = replace(messages.chosen_settings({}, given), epochs=epochs, device=here)
-    method = messages.chosen_method(node.method, context.run_config)
-    place = device.resolve_device(settings.device)
-    examples = Examples.of(_own(node, context), settings, place)
+    client = node.client_id(context)
+    train = {key: value for key, value in context.run_config.items() if key.startswith("train.") or key == "seed"}
+    own_device = str(context.node_config.get("device", "auto"))
+    settings = replace(messages.resolve_settings({}, train), epochs=epochs, device=own_device)
+    method = messages.resolve_method(node.method, context.run_config)
+    target = device.resolve_device(settings.device)
+    examples = Examples.load(_load_data(node, context), settings, target)
     if not len(examples.y):
-        raise ConfigError("this node has no examples: it would be left out of every round")
-    classes = _classes(node, settings, examples, place)
-    public = _stand_in(examples, examples.inputs.without_augmentation, classes)
+        raise ConfigError("this node has no examples: it would be skipped in every round", key="data_fn")
+    classes = _count_classes(node, settings, examples, target)
+    public = _substitute_public(examples, examples.inputs.without_augmentation, classes)
     clients = int(context.run_config.get("num-clients", 2))
-    task = node.task(settings, classes, clients, public, place)
+    task = node.task(settings, classes, clients, public, target)
     shared = method.broadcast(method.init_server(task, task.init))
     task.public = None
-    ask = TrainRequest("0" * 32, 1, node.client_id(context), 0, settings.lr, clients, classes, "", "", "")
-    trained, _ = node.train_one(method, task, examples, settings, shared, ask, None)
+    request = TrainRequest("0" * 32, 1, client, 0, settings.lr, clients, classes, constants="", method="", settings="")
+    trained, _ = node.train_one(method, task, examples, settings, shared, request, None)
     return DryRun(
         method.name,
-        ask.client,
+        client,
         len(examples.y),
         update_checks.tree_spec(trained.upload),
         tree.nbytes(trained.upload),
@@ -90,83 +91,105 @@ def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
     )
 
 
-def format_dry_run(seen: DryRun) -> str:
-    """Say it for people."""
-    lines = [f"{seen.method}, client {seen.client}: what would leave this node in each round it takes part in"]
-    width = max(len(path) for path, _, _ in seen.upload)
-    for path, shape, dtype in seen.upload:
-        lines.append(f"  {path:<{width}}  {'x'.join(map(str, shape)) or 'a number':<12} {dtype}")
-    lines.append(f"  in all {seen.nbytes:,} bytes, besides the round's and the client's number")
-    lines += [f"  {line}" for line in seen.extra]
+def format_dry_run(result: DryRun) -> str:
+    """Format as text."""
+    lines = [f"{result.method}, client {result.client}: what this node would send in each round it takes part in"]
+    width = max(len(path) for path, _, _ in result.upload)
+    for path, shape, dtype in result.upload:
+        lines.append(f"  {path:<{width}}  {'x'.join(map(str, shape)) or 'scalar':<12} {dtype}")
+    lines.append(f"  {result.nbytes:,} bytes in all, plus the numbers of the round and the client")
+    lines += [f"  {line}" for line in result.extra]
     lines.append("What the server learns from it:")
-    for name in dict.fromkeys(path.partition("/")[0] for path, _, _ in seen.upload):
-        lines.append(f"  {name}: {MEANS.get(name, 'see the page of the method in docs/methods/')}")
-    kept = ", ".join(dict.fromkeys(path.partition("/")[0] for path, _, _ in seen.state))
-    lines.append(f"What stays here between rounds: {kept or 'nothing'}")
+    for name in dict.fromkeys(path.partition("/")[0] for path, _, _ in result.upload):
+        lines.append(f"  {name}: {MEANINGS.get(name, 'see the page of the method in docs/methods/')}")
+    state = ", ".join(dict.fromkeys(path.partition("/")[0] for path, _, _ in result.state))
+    lines.append(f"What stays on this node between rounds: {state or 'nothing'}")
     return "\n".join(lines)
 
 
-def as_dict(seen: DryRun) -> dict[str, Any]:
-    """Say it for programs."""
-    leaves = [{"name": path, "shape": list(shape), "dtype": dtype} for path, shape, dtype in seen.upload]
-    return {**asdict(seen), "upload": leaves, "state": [path for path, _, _ in seen.state]}
+def as_dict(result: DryRun) -> dict[str, Any]:
+    """Return as JSON-compatible data."""
+    leaves = [{"name": path, "shape": list(shape), "dtype": dtype} for path, shape, dtype in result.upload]
+    return {**asdict(result), "upload": leaves, "state": [path for path, _, _ in result.state]}
 
 
 def load_app(folder: Path) -> tuple[Node, dict[str, Any]]:
-    """Return the node half of the app in a folder, and the app's config as Flower flattens it."""
+    """Return the node of the app in a folder, and the app's config as Flower flattens it."""
     try:
         about = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
         module, _, name = about["components"]["clientapp"].partition(":")
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{folder} holds no Flower app: its pyproject.toml does not say [tool.flwr.app]") from error
+        raise ConfigError(
+            f"{folder} is not a Flower app: it has no pyproject.toml with a clientapp in [tool.flwr.app.components]",
+            key="app",
+            value=str(folder),
+        ) from error
+    try:
+        config = flatten_dict(about.get("config", {}))
+    except ValueError as error:
+        raise ConfigError(
+            f"[tool.flwr.app.config] of {folder} is invalid: {one_line(error)}", key="tool.flwr.app.config"
+        ) from error
     sys.path.insert(0, str(folder.resolve()))
     try:
         app = getattr(import_module(module), name, None)
     except Exception as error:
-        raise ConfigError(f"the app's {module} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"the app's module {module} cannot be imported: {type(error).__name__}: {one_line(error)}",
+            key="clientapp",
+            value=module,
+        ) from error
     if not isinstance(app, FedkeepClientApp):
-        raise ConfigError(f"{module}:{name} is not made by fedkeep.flower.client_app")
-    return app.node, flatten(about.get("config", {}))
+        raise ConfigError(
+            f"{module}:{name} is not a fedkeep.flower.client_app", key="clientapp", value=f"{module}:{name}"
+        )
+    return app.node, dict(config)
 
 
-def parse_config(text: str) -> dict[str, Any]:
-    """Read a config as Flower's command line takes it.
+def parse_config(option: str, text: str) -> dict[str, Any]:
+    """Return the config in an option of Flower's command line, parsed by Flower itself.
 
-    >>> parse_config("client-id=0 state-dir='/var/lib/a b' dry-run=true")
+    Flower ignores text that is not key=value; here it raises an error.
+
+    >>> parse_config("--node-config", "client-id=0 state-dir='/var/lib/a b' dry-run=true")
     {'client-id': 0, 'state-dir': '/var/lib/a b', 'dry-run': True}
     """
-    rest = re.sub(_PAIR, "", text).strip()
-    if rest:
-        raise ConfigError(f"{rest!r} is not key=value; write such as \"client-id=0 state-dir='/var/lib/node'\"")
     try:
-        return {key: tomllib.loads(f"v = {value}")["v"] for key, value in re.findall(_PAIR, text)}
-    except tomllib.TOMLDecodeError:
-        raise ConfigError(f"a value in {text!r} cannot be read; words are quoted, such as key='word'") from None
+        if not text.endswith(".toml") and any("=" not in word for word in shlex.split(text)):
+            raise ValueError
+        return dict(parse_config_args([text]))
+    except Exception as error:  # of click, TOML, shlex or the file system
+        raise ConfigError(
+            f"{option} must be key=value pairs, strings in quotes, such as \"client-id=0 device='cpu'\", not {text!r}",
+            key=option,
+            value=text,
+        ) from error
 
 
-def _own(node: Node, context: Context) -> Any:
-    """Return what the app's data_fn returns, or say in one line why it cannot."""
+def _load_data(node: Node, context: Context) -> Any:
+    """Return what the app's data_fn returns; if it fails, raise an error of one line."""
     try:
         return node.data_fn(context)
     except FedkeepError:
         raise
     except Exception as error:
-        why = " ".join(str(error).split())
         raise ConfigError(
-            f"the app's data_fn cannot read this node's examples: {type(error).__name__}: {why}"
+            f"the app's data_fn failed on this node: {type(error).__name__}: {one_line(error)}",
+            key="data_fn",
+            value=type(error).__name__,
         ) from error
 
 
-def _classes(node: Node, settings: Any, examples: Examples, place: torch.device) -> int:
-    """Ask the model how many classes it knows."""
-    task = node.task(settings, 2, 1, None, place)
-    one = torch.zeros(1, dtype=torch.long, device=place)
+def _count_classes(node: Node, settings: Settings, examples: Examples, target: torch.device) -> int:
+    """Return the number of logits that the model returns."""
+    task = node.task(settings, 2, 1, None, target)
+    first = torch.zeros(1, dtype=torch.long, device=target)
     with torch.no_grad():
-        return int(task.apply(task.init, examples.inputs.without_augmentation(tree.take(examples.x, one))).shape[-1])
+        return int(task.apply(task.init, examples.inputs.without_augmentation(tree.take(examples.x, first))).shape[-1])
 
 
-def _stand_in(examples: Examples, inputs: InputPipeline, classes: int) -> Public:
-    """Make a public set of one example a class, out of the node's own."""
+def _substitute_public(examples: Examples, inputs: InputPipeline, classes: int) -> Public:
+    """Make a public set of one example per class, from the node's own examples."""
     y = torch.arange(classes, device=examples.y.device)
     x = inputs(tree.take(examples.x, y % len(examples.y)))
     return Public(x, y, x, y)

@@ -1,13 +1,13 @@
-"""What server and nodes say to each other beside the trees.
+"""Messages between server and nodes, apart from the trees: the protocol, settings and method of a request.
 
-The server alone knows the settings, and says with every task what a node needs for it; a node checks that the method is
-the one it agreed to.
+Only the server knows the settings. It sends each node the ones it needs with every request. A node checks that the
+request is for the method that its own app runs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,15 +16,15 @@ from torch import nn
 
 from fedkeep import methods
 from fedkeep._util.rng import seeded
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import require_choice
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
 from fedkeep.task import Task
 
-VERSION = 1  # of this protocol; a node refuses another
-QUERY = "fedkeep"  # the query in which a node says which client it is
+VERSION = 1  # of this protocol; a node rejects any other
+QUERY = "fedkeep"  # the query that a node answers with its client id
 
 CLIENT_SETTINGS = (
     "epochs", "batch_size", "momentum", "weight_decay", "optimizer", "clip_norm", "augment", "seed", "dtype",
@@ -34,38 +34,42 @@ CLIENT_SETTINGS = (
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """One client's task of a round."""
+    """The server's request to one client to train in a round."""
 
-    run: str  # the run's own name, under which a node keeps its state: it outlives restarts of everything
+    run: str  # the run's id, under which a node saves its states; it stays the same when anything is restarted
     round: int
     client: int
-    state: int  # the round whose state the client is to go on from; 0: it has none that counts
+    state: int  # the round whose state the client continues from; 0: the client starts with a new state
     lr: float
     n_clients: int
     n_classes: int
-    constants: str  # of the model: what is neither trained nor sent, in a few letters
+    constants: str  # hash of what the model holds besides its weights, which is neither trained nor sent
     method: str
     settings: str
 
     def to_config(self) -> dict[str, Any]:
-        """Return what goes into the message's config."""
+        """Return the request as a message's config."""
         return {"version": VERSION, **{key.replace("_", "-"): value for key, value in asdict(self).items()}}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TrainRequest:
-        """Read a message's config."""
-        if config.get("version") != VERSION:
+        """Return the request in a message's config."""
+        version = config.get("version")
+        if version != VERSION:
             raise FedkeepError(
-                f"the server speaks version {config.get('version')} of fedkeep's protocol, this node {VERSION}: "
-                "install the same fedkeep on both"
+                f"the server uses version {version} of fedkeep's protocol, this node version {VERSION}: install the "
+                "same fedkeep on both",
+                key="version",
+                value=version,
+                valid=[VERSION],
             )
         return cls(**{key: config[key.replace("_", "-")] for key in cls.__dataclass_fields__})
 
 
 def pack_settings(settings: Settings) -> str:
-    """Say what of the settings is a client's business."""
-    given = asdict(settings)
-    return json.dumps({key: given[key] for key in CLIENT_SETTINGS})
+    """Return the settings that a client needs as JSON."""
+    values = asdict(settings)
+    return json.dumps({key: values[key] for key in CLIENT_SETTINGS})
 
 
 def unpack_settings(text: str, device: str) -> Settings:
@@ -74,60 +78,66 @@ def unpack_settings(text: str, device: str) -> Settings:
 
 
 def method_id(method: FedAvg) -> str:
-    """Say which method this is, hyperparameters and all."""
+    """Return the method's name and hyperparameters as JSON."""
     return json.dumps(method.to_dict())
 
 
-def chosen_method(given: FedAvg | str | None, run_config: Mapping[str, Any]) -> FedAvg:
-    """Make the method: as given in Python, then as the run's config says (`method.name`, `method.beta`).
+def resolve_method(method: FedAvg | str | None, run_config: Mapping[str, Any]) -> FedAvg:
+    """Return the method, with the name and hyperparameters that the app's config sets (`method.name`, `method.beta`).
 
-    >>> chosen_method("fedntd", {"method.beta": 0.5}).beta
+    >>> resolve_method("fedntd", {"method.beta": 0.5}).beta
     0.5
     """
-    told = {key.removeprefix("method."): value for key, value in run_config.items() if key.startswith("method.")}
-    name = told.pop("name", None)
-    if isinstance(given, FedAvg) and name in (None, given.name):
-        method = given
-    elif (name or given) is None:
-        raise ConfigError("no method: give client_app and server_app one, or the app's config a method.name")
+    config = {key.removeprefix("method."): value for key, value in run_config.items() if key.startswith("method.")}
+    name = config.pop("name", None)
+    if isinstance(method, FedAvg) and name in (None, method.name):
+        base = method
+    elif (name or method) is None:
+        raise ConfigError(
+            "there is no method: pass one to client_app and server_app, or set method.name in the app's config",
+            key="method.name",
+        )
     else:
-        method = methods.get(str(name or given))()
-    for key in told:
-        if key not in method.hyperparameters():
-            raise ConfigError(f"unknown key 'method.{key}': {did_you_mean(key, method.hyperparameters())}")
-    return replace(method, **told)
+        base = methods.get(str(name or method))()
+    valid = [f"method.{key}" for key in base.hyperparameters()]
+    for key in config:
+        require_choice(f"method.{key}", f"method.{key}", valid, what="key", error=ConfigError)
+    return replace(base, **config)
 
 
-def chosen_settings(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> Settings:
-    """Make the settings: as given in Python, then as the run's config says (`train.lr`, `seed`).
+def resolve_settings(arguments: Mapping[str, Any], run_config: Mapping[str, Any]) -> Settings:
+    """Return the settings: the arguments, overridden by the app's config (`train.lr`, `seed`).
 
-    >>> chosen_settings({"lr": 0.1}, {"train.lr": 0.2, "train.batch-size": 10, "seed": 3}).batch_size
+    >>> resolve_settings({"lr": 0.1}, {"train.lr": 0.2, "train.batch-size": 10, "seed": 3}).batch_size
     10
     """
-    told = {key.removeprefix("train."): value for key, value in run_config.items() if key.startswith("train.")}
-    told = {key.replace("-", "_"): value for key, value in told.items()}
+    config = {key.removeprefix("train."): value for key, value in run_config.items() if key.startswith("train.")}
+    values = {**arguments, **{key.replace("-", "_"): value for key, value in config.items()}}
     if "seed" in run_config:
-        told["seed"] = run_config["seed"]
-    known = Settings.__dataclass_fields__
-    for key in {**given, **told}:
-        if key not in known:
-            raise ConfigError(f"unknown setting {key!r}: {did_you_mean(key, known)}")
-    settings = Settings(**{**given, **told})
+        values["seed"] = run_config["seed"]
+    for key in values:
+        require_choice(key, key, Settings.__dataclass_fields__, what="setting", error=ConfigError)
+    settings = Settings(**values)
     if settings.eval_local_every:
-        raise ConfigError("eval_local_every is for simulations: in a federation the server does not see local models")
+        raise ConfigError(
+            "eval_local_every is for simulations: the server of a federation does not evaluate local models",
+            key="eval_local_every",
+            value=settings.eval_local_every,
+        )
     return settings
 
 
-def build(model_fn: Any, seed: int) -> nn.Module:
-    """Make the user's model, with what it draws at random keyed by the seed: server and nodes draw the same."""
+def build_model(model_fn: Callable[[], Any], seed: int) -> nn.Module:
+    """Return the user's model. Its random numbers are seeded, so that server and nodes build the same model."""
     with seeded(seed, torch.device("cpu")):
         model = model_fn()
     if not isinstance(model, nn.Module):
-        raise FedkeepError(f"model_fn must return a torch.nn.Module, not {type(model).__name__}")
+        kind = type(model).__name__
+        raise FedkeepError(f"model_fn must return a torch.nn.Module, not {kind}", key="model_fn", value=kind)
     return model
 
 
-def constants(task: Task) -> str:
-    """Sum up what the model holds beside its weights: frozen parameters and buffers, which never travel."""
+def constants_hash(task: Task) -> str:
+    """Return a hash of the model's frozen parameters and buffers, which are never sent."""
     state = task.module(task.init).state_dict()
     return fingerprint({name: value.float() for name, value in state.items() if name not in task.init})

@@ -1,4 +1,4 @@
-"""A new Flower app around fedkeep: the files of one, ready to run."""
+"""Template of a Flower app that runs a fedkeep method."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ TEMPLATE = Path(__file__).parent / "template"
 
 
 def files(name: str) -> dict[str, str]:
-    """Return the files of an app of this name, by their paths.
+    """Return the files of an app with this name: path and content.
 
     >>> sorted(files("ward"))
     ['README.md', 'pyproject.toml', 'ward/__init__.py', 'ward/client_app.py', 'ward/server_app.py', 'ward/task.py']
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name!r} is no name for an app: small letters, digits and -, a letter first, such as ward-7"
+            f"{name!r} is not a valid name for an app: use lower-case letters, digits and -, starting with a letter, "
+            "such as ward-7",
+            key="name",
+            value=name,
         )
     package = name.replace("-", "_")
-    found = {}
+    contents = {}
     for file in sorted(TEMPLATE.glob("*.txt")):
         target = file.name.removesuffix(".txt")
         text = file.read_text().replace("{name}", name).replace("{package}", package)
-        found[f"{package}/{target}" if target.endswith(".py") else target] = text
-    return found
+        contents[f"{package}/{target}" if target.endswith(".py") else target] = text
+    return contents
 
 
 def write(name: str, into: Path) -> Path:
     """Write an app into a new folder of its name, and return that folder."""
     folder = into / name
-    made = files(name)
+    contents = files(name)
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is there already: choose another name")
-    for path, text in made.items():
+        raise ConfigError(f"{folder} already exists and is not empty: choose another name", key="name", value=name)
+    for path, text in contents.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     return folder

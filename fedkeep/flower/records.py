@@ -1,8 +1,8 @@
-"""Trees in Flower's messages, both ways, without a pickle.
+"""Conversion of trees to Flower's messages and back, without pickle.
 
-A branch of a tree becomes an `ArrayRecord` of its name; loose leaves (a client's number of examples, a learning rate)
-travel together as safetensors bytes in the one `ConfigRecord`. So a method that moves the weights alone sends exactly
-one `ArrayRecord` and one `ConfigRecord` each way, which is what Flower's own mods expect.
+A branch of a tree becomes an `ArrayRecord` with the branch's name. Leaves at the top of the tree (a client's number of
+examples, a learning rate) are sent together as safetensors bytes in the only `ConfigRecord`. So a method that sends
+nothing but weights sends one `ArrayRecord` and one `ConfigRecord` each way, which is what Flower's own mods expect.
 
 >>> import torch
 >>> content = to_records({"params": {"w": torch.ones(2)}, "n": torch.tensor(5.0)}, {"round": 1})
@@ -34,47 +34,47 @@ _NUMPY = "numpy.ndarray"
 
 
 def to_records(value: Tree, config: Mapping[str, Any] | None = None) -> RecordDict:
-    """Put a tree, and what is to be said beside it, into the content of a message."""
+    """Return the content of a message with this tree and these config values."""
     branches: dict[str, dict[str, Array]] = {}
-    loose: dict[str, Tensor] = {}
+    top: dict[str, Tensor] = {}
     for path, leaf in sorted(tree.flatten(value).items()):
         name, slash, rest = path.partition("/")
         if slash and rest:
             branches.setdefault(name, {})[rest] = to_array(leaf)
         else:
-            loose[path] = leaf
-    said = ConfigRecord(dict(config or {}))
-    if loose:
-        said[LEAVES] = tree.to_bytes(tree.unflatten(loose))
-    return RecordDict({**{name: ArrayRecord(arrays) for name, arrays in branches.items()}, CONFIG: said})
+            top[path] = leaf
+    values = ConfigRecord(dict(config or {}))
+    if top:
+        values[LEAVES] = tree.to_bytes(tree.unflatten(top))
+    return RecordDict({**{name: ArrayRecord(arrays) for name, arrays in branches.items()}, CONFIG: values})
 
 
 def from_records(content: RecordDict) -> Tree:
-    """Undo `to_records`; what cannot be a tree is refused with the reason."""
+    """Undo `to_records`; raise if the content is not a valid tree."""
     flat: dict[str, Tensor] = {}
     for name, arrays in content.array_records.items():
         for rest, array in arrays.items():
             flat[f"{name}/{rest}"] = from_array(array)
     leaves = content.config_records[CONFIG].get(LEAVES) if CONFIG in content.config_records else None
     if leaves is not None:
-        flat.update(_loose(leaves))
+        flat.update(_top_leaves(leaves))
     try:
         return tree.unflatten(flat)
     except ValueError as error:
-        raise FedkeepError(f"a message holds no tree: {error}") from error
+        raise FedkeepError(f"a message does not contain a valid tree: {error}") from error
 
 
 def size(content: RecordDict) -> int:
-    """Count the bytes of a message's arrays and leaves, before anything of it is unpacked."""
+    """Return the size in bytes of a message's arrays and config values, without unpacking them."""
     arrays = sum(len(a.data) for record in content.array_records.values() for a in record.values())
-    told = sum(
+    config = sum(
         len(v) for record in content.config_records.values() for v in record.values() if isinstance(v, bytes | str)
     )
-    return arrays + told
+    return arrays + config
 
 
 def to_array(leaf: Tensor) -> Array:
-    """Turn a tensor into Flower's array; numpy has no bfloat16, so its bits travel as whole numbers."""
+    """Return a tensor as Flower's array; numpy has no bfloat16, so its bits are sent as int16."""
     leaf = leaf.detach().cpu().contiguous()
     half = leaf.dtype == torch.bfloat16
     array = Array((leaf.view(torch.int16) if half else leaf).numpy())
@@ -82,35 +82,40 @@ def to_array(leaf: Tensor) -> Array:
 
 
 def from_array(array: Array) -> Tensor:
-    """Undo `to_array`, in torch's own memory: where it lies elsewhere, sums may round otherwise.
+    """Undo `to_array`. The tensor is in torch's own aligned memory; elsewhere, sums may round differently.
 
-    The bytes are checked against their own header before room is made for them: a header can claim any size.
+    The header's size is compared with the bytes before memory is allocated, because a header can claim any size.
     """
     if array.stype != _NUMPY:
-        raise FedkeepError(f"an array is packed as {array.stype!r}, not as {_NUMPY!r}")
+        raise FedkeepError(
+            f"an array has the type {array.stype!r}, expected {_NUMPY!r}",
+            key="stype",
+            value=array.stype,
+            valid=[_NUMPY],
+        )
     buffer = io.BytesIO(array.data)
     try:
         version = npy.read_magic(buffer)
         shape, fortran, dtype = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version](buffer)
     except (ValueError, KeyError, EOFError, SyntaxError) as error:
-        raise FedkeepError(f"an array's header cannot be read: {error}") from error
+        raise FedkeepError(f"an array's header cannot be read: {error}", key="header") from error
     body = memoryview(array.data)[buffer.tell() :]
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or len(body) != math.prod(shape) * dtype.itemsize:
-        raise FedkeepError(f"an array claims {dtype} {shape} and holds {len(body)} bytes")
+        raise FedkeepError(f"an array's header says {dtype} {shape}, but it has {len(body)} bytes", key="header")
     values = np.frombuffer(body, dtype=dtype.newbyteorder("=") if dtype.isnative else dtype)
     ordered = values.reshape(shape, order="F" if fortran else "C")
     leaf = torch.from_numpy(np.array(ordered, dtype=dtype.newbyteorder("="), order="C")).clone()
     if array.dtype == "bfloat16":
         if leaf.dtype != torch.int16:
-            raise FedkeepError("an array claims bfloat16 and holds something else")
+            raise FedkeepError(f"an array of bfloat16 must be sent as int16, not {leaf.dtype}", key="dtype")
         return leaf.view(torch.bfloat16)
     return leaf
 
 
-def _loose(data: Any) -> dict[str, Tensor]:
+def _top_leaves(data: Any) -> dict[str, Tensor]:
     if not isinstance(data, bytes):
-        raise FedkeepError(f"the loose leaves of a message are bytes, not {type(data).__name__}")
+        raise FedkeepError(f"{LEAVES} of a message must be bytes, not {type(data).__name__}", key=LEAVES)
     try:
         return tree.flatten(tree.from_bytes(data))
     except Exception as error:
-        raise FedkeepError(f"the loose leaves of a message cannot be read: {error}") from error
+        raise FedkeepError(f"{LEAVES} of a message cannot be read: {error}", key=LEAVES) from error

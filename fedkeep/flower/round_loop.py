@@ -1,125 +1,175 @@
-"""The rounds of a federation, one after the other, until the last."""
+"""Round loop of a federation: every round is requested, aggregated, applied and evaluated in turn."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from fedkeep import forgetting
-from fedkeep.engine import server_hooks
+from fedkeep import forgetting, tree
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.flower import records
+from fedkeep.flower.federation_server import FederationServer
+from fedkeep.flower.pending_round import PendingRound, format_failures
 from fedkeep.runs.history import Record
-
-if TYPE_CHECKING:
-    from fedkeep.flower.strategy import Strategy
-
+from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
-def drive(
-    inner: Strategy,
-    outer: FlowerStrategy,
-    grid: Grid,
-    initial_arrays: ArrayRecord | None = None,
-    num_rounds: int | None = None,
-    timeout: float | None = None,
-    train_config: ConfigRecord | None = None,
-    evaluate_config: ConfigRecord | None = None,
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-) -> Result:
-    """Run every round through `outer`: the strategy itself, or one of Flower's wrappers around it.
 
-    Nothing is applied, recorded or saved before `outer` has had its say, so that what a wrapper adds is in all of it.
+class RoundLoop(FlowerStrategy):
+    """Runs the rounds of a federation; `fedkeep.flower.Strategy` adds what a round sends and how it is aggregated."""
+
+    federation: FederationServer
+    pending: PendingRound | None
+    timeout: float
+    attempts: int
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        *,
+        outer: FlowerStrategy | None = None,
+    ) -> Result:
+        """Run all rounds and return Flower's result.
+
+        Nothing is applied, recorded or saved before `outer` has returned its result, so all of it includes what a
+        wrapper adds.
+
+        Parameters
+        ----------
+        grid
+            The connection to the nodes.
+        initial_arrays
+            Weights to start from, instead of those that `model_fn` returns. A checkpoint in the run folder takes
+            precedence.
+        num_rounds
+            The number of rounds; by default the setting `rounds`.
+        timeout
+            Seconds that a round waits for replies; by default the `timeout` of the strategy.
+        train_config
+            Settings such as `lr`, and keys of the app's own that are sent to the nodes.
+        evaluate_config
+            What is sent to the nodes with a request to evaluate.
+        evaluate_fn
+            Called with the round and the model after every round; the metrics it returns are added to the result.
+        outer
+            One of Flower's wrappers around this strategy, through which every round is run.
+        """
+        federation, through, config = self.federation, outer or self, train_config or ConfigRecord()
+        federation.retune({**config, **({} if num_rounds is None else {"rounds": num_rounds})})
+        self.timeout = timeout or self.timeout
+        through.summary()
+        state = federation.state
+        if initial_arrays is not None and not state.history.records:
+            federation.start_from({name: records.from_array(array) for name, array in initial_arrays.items()})
+        result = Result()
+        try:
+            federation.begin()
+            self._add_metrics(result, state.history.records[-1], evaluate_fn)
+            while state.round < federation.settings.rounds:
+                record = self._run_round(through, grid, config)
+                log.info(format_round(record, federation.settings.rounds))
+                self._add_metrics(result, record, evaluate_fn)
+                self._evaluate_on_nodes(result, through, grid, evaluate_config or ConfigRecord())
+        finally:
+            state.close()
+        result.arrays = federation.state_dict()
+        return result
+
+    def arrays(self, server: Tree | None = None) -> ArrayRecord:
+        """Return the weights as Flower's arrays."""
+        params = (server or self.federation.state.server)["params"]
+        return ArrayRecord({name: records.to_array(leaf) for name, leaf in sorted(tree.flatten(params).items())})
+
+    def commit(self, arrays: ArrayRecord | None = None) -> Record:
+        """Apply the aggregated round, evaluate, record and save it. The server's tree changes nowhere else.
+
+        `arrays` are the weights as changed by a wrapper, such as Flower's differential privacy.
+        """
+        pending, federation = self.pending, self.federation
+        if pending is None or pending.server is None:
+            raise FedkeepError("there is no aggregated round to apply: call aggregate_train first")
+        record = pending.record(federation.settings.lr_in(pending.number))
+        server = pending.server
+        if arrays is not None:
+            weights = tree.unflatten({name: records.from_array(array) for name, array in arrays.items()})
+            server = {**server, "params": tree.to(weights, federation.task.device)}
+        federation.apply(server, record, pending.began)
+        self.pending = None
+        return record
+
+    def _run_round(self, through: FlowerStrategy, grid: Grid, config: ConfigRecord) -> Record:
+        """Run one round, with another attempt while too few clients reply; a round is applied completely or not."""
+        number, wrapped = self.federation.state.round + 1, through is not self
+        for _ in range(self.attempts):
+            arrays = self.arrays() if wrapped else ArrayRecord()
+            messages = list(through.configure_train(number, arrays, config, grid))
+            replies = list(grid.send_and_receive(messages, timeout=self.timeout)) if messages else []
+            aggregated, _ = through.aggregate_train(number, replies)
+            if aggregated is not None:
+                return self.commit(aggregated if wrapped else None)
+        failures = self.pending.failure_summary() if self.pending else ""
+        raise RunError(
+            f"round {number} failed: too few clients replied in {self.attempts} attempts ({failures}); earlier rounds "
+            "are saved if there is a run-dir: start the app again to resume",
+            key="round",
+            value=number,
+        )
+
+    def _evaluate_on_nodes(self, result: Result, through: FlowerStrategy, grid: Grid, config: ConfigRecord) -> None:
+        """Run the app's own evaluation on the nodes and add its metrics to Flower's result."""
+        number = self.federation.state.round
+        messages = list(through.configure_evaluate(number, ArrayRecord(), config, grid))
+        if messages:
+            replies = grid.send_and_receive(messages, timeout=self.timeout)
+            metrics = through.aggregate_evaluate(number, replies)
+            result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
+
+    def _add_metrics(self, result: Result, record: Record, evaluate_fn: EvaluateFn | None) -> None:
+        """Add a round's accuracy and losses to Flower's result."""
+        metrics = MetricRecord()
+        if "confusion" in record:
+            metrics["accuracy"] = float(forgetting.accuracy(record["confusion"]))
+            metrics["loss"] = record["test_loss"]
+        if evaluate_fn is not None:
+            metrics.update(evaluate_fn(record["round"], self.federation.state_dict()) or {})
+        if len(metrics):
+            result.evaluate_metrics_serverapp[record["round"]] = metrics
+        if record.get("train_loss") is not None:
+            result.train_metrics_clientapp[record["round"]] = MetricRecord({"train_loss": record["train_loss"]})
+
+
+def drive(inner: RoundLoop, outer: FlowerStrategy, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+    """Run every round of `inner` through `outer`, one of Flower's wrappers around it.
+
+    The other arguments are those of `Strategy.start`.
     """
-    bench, config = inner.bench, train_config or ConfigRecord()
-    bench.retune({**config, **({} if num_rounds is None else {"rounds": num_rounds})})
-    inner.timeout = timeout or inner.timeout
-    outer.summary()
-    if initial_arrays is not None and not bench.history.records:
-        _begin_from(inner, initial_arrays)
-    result = Result()
-    try:
-        bench.begin()
-        _seen(inner, result, bench.history.records[-1], evaluate_fn)
-        while bench.round < bench.settings.rounds:
-            record = _round(inner, outer, grid, config)
-            log.info(format_round(record, bench.settings.rounds))
-            _seen(inner, result, record, evaluate_fn)
-            asked = list(outer.configure_evaluate(bench.round, ArrayRecord(), evaluate_config or ConfigRecord(), grid))
-            if asked:
-                found = outer.aggregate_evaluate(bench.round, grid.send_and_receive(asked, timeout=inner.timeout))
-                result.evaluate_metrics_clientapp[bench.round] = found or MetricRecord()
-    finally:
-        bench.close()
-    result.arrays = bench.state_dict()
-    return result
-
-
-def _round(inner: Strategy, outer: FlowerStrategy, grid: Grid, config: ConfigRecord) -> Record:
-    """Run one round, asking again where too few answer; never apply half of it."""
-    number = inner.bench.round + 1
-    for _ in range(inner.attempts):
-        arrays = ArrayRecord() if outer is inner else inner.arrays()
-        messages = list(outer.configure_train(number, arrays, config, grid))
-        replies = list(grid.send_and_receive(messages, timeout=inner.timeout)) if messages else []
-        made, _ = outer.aggregate_train(number, replies)
-        if made is not None:
-            return inner.commit(None if outer is inner else made)
-    why = inner.pending.why() if inner.pending else ""
-    raise RunError(
-        f"round {number} was asked for {inner.attempts} times, and too few clients answered ({why}); what was saved is "
-        "intact: start the app again to go on from there"
-    )
-
-
-def _begin_from(inner: Strategy, arrays: ArrayRecord) -> None:
-    """Start from the weights given instead of those that model_fn makes."""
-    bench = inner.bench
-    given = {name: records.from_array(array) for name, array in arrays.items()}
-    missing = sorted(bench.task.init.keys() - given.keys())
-    if missing:
-        raise FedkeepError(f"the initial arrays lack {missing[0]}: they are not those of the model that model_fn makes")
-    bench.task.init = {name: given[name].to(w) for name, w in bench.task.init.items()}
-    bench.server = server_hooks.init_server(bench.method, bench.task)
-
-
-def _seen(
-    inner: Strategy,
-    result: Result,
-    record: Record,
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-) -> None:
-    """Put what was measured into Flower's result."""
-    metrics = MetricRecord()
-    if "confusion" in record:
-        metrics["accuracy"] = float(forgetting.accuracy(record["confusion"]))
-        metrics["loss"] = record["test_loss"]
-    if evaluate_fn is not None:
-        metrics.update(evaluate_fn(record["round"], inner.bench.state_dict()) or {})
-    if len(metrics):
-        result.evaluate_metrics_serverapp[record["round"]] = metrics
-    if record.get("train_loss") is not None:
-        result.train_metrics_clientapp[record["round"]] = MetricRecord({"train_loss": record["train_loss"]})
+    return inner.start(grid, *args, outer=outer, **kwargs)
 
 
 def format_round(record: Record, rounds: int) -> str:
-    """Say in one line what a round was.
+    """Format a round's record as one line.
 
     >>> record = {"round": 2, "cohort": [0, 1], "skipped": [], "confusion": [[3, 1], [0, 4]], "failed": {"2": "gone"}}
     >>> format_round(record, 5)
     'round 2 of 5: 2 clients (client 2: gone), accuracy 0.875'
     """
-    failed = "; ".join(f"client {k}: {why}" for k, why in record.get("failed", {}).items())
-    fresh = ", ".join(str(k) for k in record.get("fresh", []))
-    notes = [failed, f"without their state: {fresh}" if fresh else ""]
-    aside = f" ({'; '.join(note for note in notes if note)})" if any(notes) else ""
-    shown = f", accuracy {float(forgetting.accuracy(record['confusion'])):.3f}" if "confusion" in record else ""
-    return f"round {record['round']} of {rounds}: {len(record['cohort'])} clients{aside}{shown}"
+    lost_state = ", ".join(str(client) for client in record.get("fresh", []))
+    remarks = [format_failures(record.get("failed", {})), f"without their state: {lost_state}" if lost_state else ""]
+    in_brackets = f" ({'; '.join(remark for remark in remarks if remark)})" if any(remarks) else ""
+    accuracy = f", accuracy {float(forgetting.accuracy(record['confusion'])):.3f}" if "confusion" in record else ""
+    return f"round {record['round']} of {rounds}: {len(record['cohort'])} clients{in_brackets}{accuracy}"

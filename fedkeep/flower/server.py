@@ -1,4 +1,4 @@
-"""A Flower ServerApp that runs a method of fedkeep from the app's config."""
+"""Flower ServerApp that runs a fedkeep method as the app's config says."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from fedkeep import losses
 from fedkeep.errors import ConfigError
-from fedkeep.flower.round_loop import drive
 from fedkeep.flower.strategy import Strategy
 from fedkeep.method import FedAvg
 
-_OWN = {  # keys of the app's config, and the arguments that they set
+CONFIG_ARGUMENTS = {  # keys of the app's config, and the arguments of Strategy that they set
     "num-clients": "num_clients",
     "run-dir": "run_dir",
     "round-timeout": "timeout",
@@ -40,44 +39,55 @@ def server_app(
 ) -> ServerApp:
     """Make the ServerApp of a federation.
 
-    `method` and `model_fn` are as in `client_app`. `data_fn()`, or `data_fn(context)`, returns what the server tests
-    with: (x, y), or a data set with a test part and, for the methods that need one, a public part. The options are
-    those of `Strategy` and the settings of `fedkeep.simulate`. The app's config comes before them: `num-clients`,
-    `run-dir`, `round-timeout`, `min-replies`, `attempts`, `patience`, `seed`, and the tables `method` and `train`.
-    `wrap` may put one of Flower's wrappers around the strategy.
+    Parameters
+    ----------
+    method
+        One of `fedkeep.methods`, or its name; None if the app's config has `method.name`.
+    model_fn
+        Returns the model, as in `client_app`.
+    data_fn
+        `data_fn()` or `data_fn(context)` returns the server's data: (x, y) to test with, or a data set with a test part
+        and, for the methods that need one, a public part.
+    criterion
+        The loss of logits and labels, per example, as in `client_app`.
+    wrap
+        Returns one of Flower's wrappers around the strategy, for example for differential privacy.
+    **options
+        Other arguments of `Strategy`, and the settings of `fedkeep.simulate`. The app's config takes precedence:
+        `num-clients`, `run-dir`, `round-timeout`, `min-replies`, `attempts`, `patience`, `seed`, and the tables
+        `method` and `train`.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _speak()
+        configure_logging()
         config = context.run_config
-        said = {argument: config[key] for key, argument in _OWN.items() if key in config}
-        if "num_clients" not in {**options, **said}:
-            raise ConfigError("how many clients are there? say num-clients in the app's config")
-        data = (lambda: _call(data_fn, context)) if data_fn else None
+        arguments = {**options, **{name: config[key] for key, name in CONFIG_ARGUMENTS.items() if key in config}}
+        if "num_clients" not in arguments:
+            raise ConfigError("the app's config lacks num-clients, the number of clients in all", key="num-clients")
         strategy = Strategy(
             method,  # type: ignore[arg-type]
             model_fn,
-            data_fn=data,
+            data_fn=(lambda: _call(data_fn, context)) if data_fn else None,
             criterion=criterion,
             run_config=config,
-            **{**options, **said},
+            **arguments,
         )
-        drive(strategy, wrap(strategy) if wrap else strategy, grid)
+        strategy.start(grid, outer=wrap(strategy) if wrap else None)
 
     return app
 
 
-def _call(data_fn: Callable[..., Any], context: Context) -> Any:
-    return data_fn(context) if inspect.signature(data_fn).parameters else data_fn()
-
-
-def _speak() -> None:
-    """Let the log of an app be read: an app has no user at the terminal, `flwr log` shows what it writes."""
+def configure_logging() -> None:
+    """Write fedkeep's log to stderr, which `flwr log` shows, unless the app has configured logging itself."""
     logger = logging.getLogger("fedkeep")
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("fedkeep: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+def _call(data_fn: Callable[..., Any], context: Context) -> Any:
+    return data_fn(context) if inspect.signature(data_fn).parameters else data_fn()

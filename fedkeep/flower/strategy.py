@@ -1,8 +1,8 @@
-"""The server half: a Flower Strategy around the very `aggregate` that the simulation runs.
+"""Server side of a federation: a Flower Strategy that calls the same `aggregate` as the simulation.
 
-A round is asked for, collected and checked before anything changes; then it is applied, recorded and saved at once.
-Where too few good replies came, the same round is asked for again, of those that are still missing. What a client does
-in a round is a function of the round, so that it does not matter how often it was asked.
+A round is requested, collected and checked before anything changes; then it is applied, recorded and saved at once.
+If too few valid replies arrive, the same round is requested again, from the clients that are still missing. What a
+client computes in a round depends only on the round, so it does not matter how often it is asked.
 """
 
 from __future__ import annotations
@@ -16,40 +16,64 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
 from fedkeep import losses, tree
+from fedkeep._util.validate import require_number
 from fedkeep.data.seeds import sample_cohort
 from fedkeep.engine import device, server_hooks
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import messages, records, update_checks
+from fedkeep.flower.federation_server import build_server
 from fedkeep.flower.messages import TrainRequest
 from fedkeep.flower.nodes import Nodes
-from fedkeep.flower.pending_round import Pending
-from fedkeep.flower.server_state import Bench, set_up
+from fedkeep.flower.pending_round import PendingRound
+from fedkeep.flower.round_loop import RoundLoop
 from fedkeep.flower.update_checks import Limits
 from fedkeep.method import FedAvg
-from fedkeep.runs.history import Record
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-POLL = 3.0  # seconds between looks for nodes that are still to come
+POLL_SECONDS = 3.0  # between two looks for nodes that are not connected yet
 
 
-class Strategy(FlowerStrategy):
-    """Runs a method of fedkeep over a Flower grid; `start` is as every Flower strategy's.
+class Strategy(RoundLoop):
+    """Runs a fedkeep method over a Flower grid; `start` has the arguments of every Flower strategy.
 
-    `num_clients` is how many clients there are in all: sampling, plans and some methods count on it. `data_fn()`
-    returns what the server tests with, (x, y), or a data set with a test part and, for the methods that need one, a
-    public part. With `run_dir` every round is written there, and a strategy that is started again goes on from it.
-    The settings are those of `fedkeep.simulate`.
-
-    A round waits at most `timeout` seconds for its replies, and is applied with at least `min_replies` good ones (a
-    share of the sampled clients, or a number); with fewer it is asked for again, `attempts` times in all. With
-    `fraction_evaluate` that share of the connected nodes also runs the app's own `@app.evaluate()` after every round.
+    Parameters
+    ----------
+    method
+        One of `fedkeep.methods`, or its name.
+    model_fn
+        Returns the model, a `torch.nn.Module` from inputs to logits.
+    num_clients
+        How many clients there are in all. Sampling, plans and some methods depend on it.
+    data_fn
+        Returns the server's data: (x, y) to test with, or a data set with a test part and, for the methods that need
+        one, a public part. Without it the global model is not evaluated.
+    n_classes
+        The number of classes; needed without `data_fn`.
+    run_dir
+        The run folder. Every round is saved there; if it already contains this run, the run is resumed.
+    criterion
+        The loss of logits and labels, per example.
+    timeout
+        Seconds that a round waits for replies.
+    min_replies
+        How many valid replies a round needs: a share of the sampled clients (a float), or a number (an int).
+    attempts
+        How often a round is requested, in all, before the run ends with an error.
+    patience
+        Seconds to wait for clients to connect.
+    limits
+        Updates beyond these limits are rejected.
+    fraction_evaluate
+        The share of the connected nodes that run the app's own `@app.evaluate()` after every round.
+    run_config
+        The app's config. Its keys `method.*`, `train.*` and `seed` take precedence over the arguments.
+    **settings
+        The settings of `fedkeep.simulate`, such as `rounds`, `participation` and `lr`.
     """
 
     def __init__(
@@ -71,104 +95,80 @@ class Strategy(FlowerStrategy):
         run_config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self.timeout, self.attempts, self.patience = _positive("timeout", timeout), attempts, patience
+        self.timeout, self.attempts, self.patience = require_number("timeout", timeout, above=0), attempts, patience
         self.min_replies, self.limits = min_replies, limits or Limits()
         self.fraction_evaluate = fraction_evaluate
         config = run_config or {}
-        self.bench: Bench = set_up(
-            messages.chosen_method(method, config),
-            messages.chosen_settings(settings, config),
-            model_fn,
-            num_clients,
-            data_fn,
-            n_classes,
-            run_dir,
-            criterion,
+        self.federation = build_server(
+            method=messages.resolve_method(method, config),
+            settings=messages.resolve_settings(settings, config),
+            model_fn=model_fn,
+            num_clients=num_clients,
+            data_fn=data_fn,
+            n_classes=n_classes,
+            run_dir=run_dir,
+            criterion=criterion,
         )
         self.nodes = Nodes(num_clients, patience)
-        self.form: update_checks.TreeSpec | None = None
-        self.pending: Pending | None = None
-
-    # What Flower calls
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int | None = None,
-        timeout: float | None = None,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run to the last round. A run folder's checkpoint comes before `initial_arrays`."""
-        from fedkeep.flower.round_loop import drive
-
-        return drive(self, self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        self.upload_spec: update_checks.TreeSpec | None = None  # of the uploads in the last aggregated round
+        self.pending = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask the round's clients that are still missing, each with its own message."""
-        bench, number = self.bench, self.bench.round + 1
+        """Return a message for each of the round's clients that is still missing and can be asked."""
+        federation, number = self.federation, self.federation.state.round + 1
         if self.pending is None or self.pending.number != number:
-            sampled = sample_cohort(bench.settings.seed, number, bench.n_clients, bench.cohort_size).tolist()
-            self.pending = Pending(number, sampled, time.perf_counter())
+            sampled = sample_cohort(federation.settings.seed, number, federation.n_clients, federation.cohort_size)
+            self.pending = PendingRound(number, sampled.tolist(), time.perf_counter())
         pending = self.pending
         late = self.nodes.collect_late(grid)
-        pending.collect(late, self.nodes, bench.params, self.limits, late=True)
-        self._wait_for_nodes(grid)
-        shared = server_hooks.broadcast(bench.method, bench.server)
+        pending.collect(late, self.nodes, federation.state.params, self.limits, late=True)
+        self._wait_for_nodes(pending, grid)
+        broadcast = server_hooks.broadcast(federation.method, federation.state.server)
         absent = [k for k in pending.missing() if k not in self.nodes.of_client]
         busy = [k for k in pending.missing() if self.nodes.of_client.get(k) in self.nodes.busy]
         pending.failed.update(dict.fromkeys(absent, "not connected"))
         pending.failed.update(dict.fromkeys(busy, "still busy with an earlier round"))
         asked = [k for k in pending.missing() if k not in absent and k not in busy]
-        pending.sent = [self._message(k, shared, config) for k in asked]
-        pending.bytes_down += tree.nbytes(shared) * len(pending.sent)
+        pending.sent = [self._message(k, broadcast, config) for k in asked]
+        pending.bytes_down += tree.nbytes(broadcast) * len(pending.sent)
         return pending.sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies and aggregate, if there are enough; what comes of it counts once it is applied."""
-        pending, bench = self.pending, self.bench
+        """Check the replies and aggregate them if there are enough; `commit` applies the result."""
+        pending, federation = self.pending, self.federation
         if pending is None:
-            raise FedkeepError("aggregate_train comes after configure_train")
-        came = list(replies)
-        pending.collect(came, self.nodes, bench.params, self.limits, late=False)
-        pending.note_silence(came, self.nodes, self.timeout)
-        for client, why in update_checks.mismatched(pending.uploads, self.form).items():
-            pending.refuse(client, self.nodes, why)
-        found, needed = len(pending.uploads), pending.needed(self.min_replies)
-        if found < needed:
-            log.warning("round %d: %d good replies, %d are needed (%s)", pending.number, found, needed, pending.why())
+            raise FedkeepError("there is no round to aggregate: call configure_train first")
+        received = list(replies)
+        pending.collect(received, self.nodes, federation.state.params, self.limits, late=False)
+        pending.mark_busy(received, self.nodes, self.timeout)
+        for client, error in update_checks.mismatched(pending.uploads, self.upload_spec).items():
+            pending.reject(client, self.nodes, error)
+        valid, needed = len(pending.uploads), pending.needed(self.min_replies)
+        if valid < needed:
+            failures = pending.failure_summary()
+            log.warning("round %d: %d valid replies, %d are needed (%s)", pending.number, valid, needed, failures)
             return None, None
         ids = sorted(pending.uploads)
-        pending.server = bench.server
-        if ids:
-            self.form = update_checks.tree_spec(pending.uploads[ids[0]])
-            uploads = tree.stack([tree.to(pending.uploads[k], bench.task.device) for k in ids])
-            cohort = server_hooks.make_cohort(bench.settings, ids, pending.number)
-            with device.numerics(bench.settings, bench.task.device, bench.threads):
-                pending.server = server_hooks.aggregate(bench.method, bench.task, bench.server, uploads, cohort)
-        else:
-            log.warning("round %d: none of the sampled clients has any examples; nothing changes", pending.number)
+        pending.server = self._aggregate(pending, ids)
         return self.arrays(pending.server), MetricRecord({"replies": len(ids)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask connected nodes to run the app's own evaluation, where `fraction_evaluate` says so."""
-        there = sorted(self.nodes.of_client)
-        asked = there[: math.ceil(self.fraction_evaluate * len(there) - 1e-9)]
-        content = RecordDict({"arrays": self.bench.state_dict(), "config": config})
+        """Return messages that ask a share of the connected nodes for the app's own evaluation."""
+        connected = sorted(self.nodes.of_client)
+        asked = connected[: math.ceil(self.fraction_evaluate * len(connected) - 1e-9)]
+        content = RecordDict({"arrays": self.federation.state_dict(), "config": config})
         return [Message(content, self.nodes.of_client[k], MessageType.EVALUATE) for k in asked]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average what the app's own evaluation said, by the examples that each node says it has."""
-        good = [reply.content.metric_records for reply in replies if reply.has_content()]
-        metrics: list[dict[str, Any]] = [dict(next(iter(one.values()))) for one in good if one]
+        """Average the metrics of the app's own evaluation, weighted by each node's `num-examples`."""
+        with_metrics = [reply.content.metric_records for reply in replies if reply.has_content()]
+        metrics: list[dict[str, Any]] = [dict(next(iter(one.values()))) for one in with_metrics if one]
         weights = [float(m.pop("num-examples", 1.0)) for m in metrics]
         names = [key for key in (metrics[0] if metrics else {}) if all(isinstance(m.get(key), float) for m in metrics)]
         if not names or not sum(weights) > 0:
@@ -177,77 +177,51 @@ class Strategy(FlowerStrategy):
         return MetricRecord({key: sum(w * m[key] for w, m in pairs) / sum(weights) for key in names})
 
     def summary(self) -> None:
-        """Log what is run."""
-        bench = self.bench
-        log.info("%s over %d clients, %d a round", bench.method, bench.n_clients, bench.cohort_size)
+        """Log the method and the number of clients."""
+        federation = self.federation
+        log.info("%s, %d clients, %d per round", federation.method, federation.n_clients, federation.cohort_size)
 
-    # What the driver calls
-
-    def arrays(self, server: Tree | None = None) -> ArrayRecord:
-        """Return the weights as Flower's arrays."""
-        params = (server or self.bench.server)["params"]
-        return ArrayRecord({name: records.to_array(leaf) for name, leaf in sorted(tree.flatten(params).items())})
-
-    def commit(self, arrays: ArrayRecord | None = None) -> Record:
-        """Apply the aggregated round: the one place where the server's tree changes. Test, record and save it.
-
-        `arrays` are the weights after a wrapper (Flower's differential privacy) has changed them.
-        """
-        pending, bench = self.pending, self.bench
-        if pending is None or pending.server is None:
-            raise FedkeepError("there is no aggregated round to apply")
-        record = pending.record(bench.settings.lr_in(pending.number))
-        server = pending.server
-        if arrays is not None:
-            server = {**server, "params": tree.to(_weights(arrays), bench.task.device)}
-        bench.apply(server, record, pending.began)
-        self.pending = None
-        return record
-
-    # Within
-
-    def _message(self, client: int, shared: Tree, config: Mapping[str, Any]) -> Message:
-        bench = self.bench
-        ask = TrainRequest(
-            bench.run,
-            bench.round + 1,
-            client,
-            bench.visits.rounds.get(client, 0),
-            bench.settings.lr_in(bench.round + 1),
-            bench.n_clients,
-            bench.task.n_classes,
-            bench.constants,
-            messages.method_id(bench.method),
-            messages.pack_settings(bench.settings),
+    def _message(self, client: int, broadcast: Tree, config: Mapping[str, Any]) -> Message:
+        federation, state = self.federation, self.federation.state
+        request = TrainRequest(
+            run=federation.run,
+            round=state.round + 1,
+            client=client,
+            state=state.clients.rounds.get(client, 0),
+            lr=federation.settings.lr_in(state.round + 1),
+            n_clients=federation.n_clients,
+            n_classes=federation.task.n_classes,
+            constants=federation.constants,
+            method=messages.method_id(federation.method),
+            settings=messages.pack_settings(federation.settings),
         )
-        content: RecordDict = records.to_records(shared, {**config, **ask.to_config()})
+        content: RecordDict = records.to_records(broadcast, {**config, **request.to_config()})
         node, ttl = self.nodes.of_client[client], 2 * self.timeout
-        return Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(ask.round))
+        return Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(request.round))
 
-    def _wait_for_nodes(self, grid: Grid) -> None:
-        """Wait until enough of the sampled clients are there: before the first round, all of them."""
-        assert self.pending is not None
+    def _aggregate(self, pending: PendingRound, ids: list[int]) -> Tree:
+        """Return the server's tree after this round; the present one if none of its clients has examples."""
+        federation, server = self.federation, self.federation.state.server
+        if not ids:
+            log.warning("round %d: none of the sampled clients has examples; nothing changes", pending.number)
+            return server
+        task = federation.task
+        self.upload_spec = update_checks.tree_spec(pending.uploads[ids[0]])
+        uploads = tree.stack([tree.to(pending.uploads[k], task.device) for k in ids])
+        cohort = server_hooks.make_cohort(federation.settings, ids, pending.number)
+        with device.numerics(federation.settings, task.device, federation.threads):
+            return server_hooks.aggregate(federation.method, task, server, uploads, cohort)
+
+    def _wait_for_nodes(self, pending: PendingRound, grid: Grid) -> None:
+        """Wait until enough of the sampled clients are connected; before the first round, all of them."""
         deadline = time.monotonic() + self.patience
         while True:
             self.nodes.refresh(grid)
-            there = [k for k in self.pending.missing() if k in self.nodes.of_client]
-            first = self.bench.round == self.bench.begun_at and not self.pending.failed
-            wanted = (
-                len(self.pending.missing())
-                if first
-                else self.pending.needed(self.min_replies) - len(self.pending.uploads)
-            )
-            if len(there) >= wanted or time.monotonic() > deadline:
+            missing = pending.missing()
+            connected = [k for k in missing if k in self.nodes.of_client]
+            first = self.federation.state.round == self.federation.resumed_from and not pending.failed
+            wanted = len(missing) if first else pending.needed(self.min_replies) - len(pending.uploads)
+            if len(connected) >= wanted or time.monotonic() > deadline:
                 return
-            self.nodes.refused.clear()  # who was refused may have been put right
-            time.sleep(min(POLL, self.patience))
-
-
-def _weights(arrays: ArrayRecord) -> Tree:
-    return tree.unflatten({name: records.from_array(array) for name, array in arrays.items()})
-
-
-def _positive(name: str, value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise FedkeepError(f"{name} must be a finite number of seconds above 0, not {value!r}")
-    return value
+            self.nodes.rejected.clear()  # a rejected node may have been fixed since
+            time.sleep(min(POLL_SECONDS, self.patience))

@@ -1,4 +1,4 @@
-"""One real federation in every test run: processes on loopback, digits, FedNTD, the same weights as the simulation."""
+"""One real federation, part of every test run: processes on this machine, digits, FedNTD."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from support.problems import same
 
 
 @pytest.mark.federation_smoke
-def test_a_real_federation_gives_what_the_simulation_gives(tmp_path: Path) -> None:
+def test_real_federation_equals_the_simulation(tmp_path: Path) -> None:
     with Federation(tmp_path) as federation:
         for client in range(2):
-            federation.node(client)  # they wait for the SuperLink, and it costs less time than to wait for it first
+            federation.node(client)  # nodes wait for the SuperLink; starting them first saves time
         federation.link()
         federation.run(app_copy(tmp_path), **{"train.rounds": 2})
         federation.wait("the second round", lambda: len(federation.rounds()) == 3, 150)

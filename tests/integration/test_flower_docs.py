@@ -1,7 +1,8 @@
-"""What the pages and examples about federations say is run."""
+"""Code and commands in the pages and examples about federations, executed."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -17,13 +18,15 @@ from fedkeep.engine import footprint
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
 
 from flwr.app import Context, RecordDict
+from support.errors import raises
 from support.flower_grid import MemoryGrid, SuperNode
 from support.problems import same
 from typer.testing import CliRunner
 
 from fedkeep.cli.app import app as command_line
+from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.flower import new_app
-from fedkeep.flower.dry_run import load_app
+from fedkeep.flower.dry_run import MEANINGS, load_app, parse_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()
@@ -31,7 +34,7 @@ PAGE = (ROOT / "docs" / "flower.md").read_text()
 
 @pytest.fixture
 def fresh_imports(monkeypatch: pytest.MonkeyPatch):
-    """Import an app from a folder: forget what another test or pytest's collection imported under its name."""
+    """Import an app from a folder, and not what another test or pytest's collection imported under its name."""
 
     def forget() -> None:
         for name in list(sys.modules):
@@ -46,8 +49,8 @@ def fresh_imports(monkeypatch: pytest.MonkeyPatch):
     forget()
 
 
-def changed(app: Path) -> int:
-    """Apply the page's diffs to an app, and count the lines that are changed."""
+def apply_diffs(app: Path) -> int:
+    """Apply the page's diffs to an app, and return how many lines they change."""
     count = 0
     for name, diff in re.findall(r"`(\w+\.py)`:\n\n```diff\n(.*?)```", PAGE, flags=re.DOTALL):
         file = app / "existing" / name
@@ -71,14 +74,14 @@ def run_existing(folder: Path):
     return server_app.results[-1]
 
 
-def test_an_existing_flower_app_works_before(tmp_path: Path, fresh_imports) -> None:
+def test_existing_flower_app_runs_before_the_change(tmp_path: Path, fresh_imports) -> None:
     fresh_imports(ROOT / "tests" / "support" / "existing_app")
     assert "eval_acc" in run_existing(tmp_path).evaluate_metrics_clientapp[3]
 
 
-def test_an_existing_flower_app_becomes_fedntd_by_five_lines_or_fewer(tmp_path: Path, fresh_imports) -> None:
+def test_existing_flower_app_becomes_fedntd_with_at_most_five_lines(tmp_path: Path, fresh_imports) -> None:
     shutil.copytree(ROOT / "tests" / "support" / "existing_app", tmp_path / "app")
-    assert 0 < changed(tmp_path / "app") <= 5
+    assert 0 < apply_diffs(tmp_path / "app") <= 5
     fresh_imports(tmp_path / "app")
     result = run_existing(tmp_path)
     assert Path(sys.modules["existing"].__file__).is_relative_to(tmp_path), "the changed app is the one that ran"
@@ -95,7 +98,7 @@ def test_an_existing_flower_app_becomes_fedntd_by_five_lines_or_fewer(tmp_path: 
     assert same(alone.params, dict(result.arrays.to_torch_state_dict())), "it is the simulation's FedNTD"
 
 
-def test_the_pages_python_runs(tmp_path: Path) -> None:
+def test_python_of_the_page_runs(tmp_path: Path) -> None:
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
         exec(block, names)
@@ -105,17 +108,17 @@ def test_the_pages_python_runs(tmp_path: Path) -> None:
     assert fk.load_run(tmp_path / "run").records[1]["cohort"] == [0, 1, 2]
 
 
-def test_the_example_is_what_flower_new_writes(tmp_path: Path) -> None:
+def test_example_is_what_flower_new_writes(tmp_path: Path) -> None:
     made = new_app.write("digits-federation", tmp_path)
     for path in new_app.files("digits-federation"):
         assert (made / path).read_text() == (ROOT / "examples" / "flower" / path).read_text(), path
-    with pytest.raises(fk.errors.ConfigError, match="there already"):
+    with raises(ConfigError, key="name", value="digits-federation", mentions=[str(made)]):
         new_app.write("digits-federation", tmp_path)
-    with pytest.raises(fk.errors.ConfigError, match="no name"):
+    with raises(ConfigError, key="name", value="Ward 7"):
         new_app.write("Ward 7", tmp_path)
 
 
-def test_a_new_app_runs(tmp_path: Path, fresh_imports) -> None:
+def test_new_app_runs(tmp_path: Path, fresh_imports) -> None:
     folder = new_app.write("ward-7", tmp_path)
     fresh_imports(folder)
     from ward_7 import client_app, server_app
@@ -126,7 +129,7 @@ def test_a_new_app_runs(tmp_path: Path, fresh_imports) -> None:
     assert fk.load_run(tmp_path / "run").about["method"]["name"] == "fedntd"
 
 
-def test_the_image_example_runs(tmp_path: Path, fresh_imports) -> None:
+def test_image_example_runs(tmp_path: Path, fresh_imports) -> None:
     pytest.importorskip("PIL")
     fresh_imports(ROOT / "examples" / "flower-images")
     from make_images import main
@@ -141,17 +144,22 @@ def test_the_image_example_runs(tmp_path: Path, fresh_imports) -> None:
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)
-def test_a_dry_run_shows_what_a_method_uploads(name: str, fresh_imports) -> None:
-    words = ["flower", "dry-run", str(ROOT / "examples" / "flower"), "--run-config", f"method.name='{name}'"]
-    done = CliRunner().invoke(command_line, words)
+def test_dry_run_shows_what_a_method_uploads(name: str, fresh_imports) -> None:
+    args = ["flower", "dry-run", str(ROOT / "examples" / "flower"), "--run-config", f"method.name='{name}'"]
+    done = CliRunner().invoke(command_line, args)
     assert done.exit_code == 0, done.output
     for upload in footprint.footprint(fk.methods.get(name)()).uploads:
-        assert f"  {upload}: " in done.output, done.output
-    assert "see the page" not in done.output, "every upload of the registry is explained"
-    assert "bytes" in done.output
+        assert f"  {upload}: {MEANINGS[upload]}" in done.output.splitlines(), (
+            "every upload of the registry is explained"
+        )
+    fresh_imports(ROOT / "examples" / "flower")
+    data = json.loads(CliRunner().invoke(command_line, [*args, "--json"]).output)
+    assert f"{data['nbytes']:,}" in done.output
+    for leaf in data["upload"]:
+        assert leaf["name"] in done.output
 
 
-def test_a_node_on_a_dry_run_sends_nothing(tmp_path: Path, fresh_imports, caplog) -> None:
+def test_node_on_a_dry_run_sends_nothing(tmp_path: Path, fresh_imports, caplog) -> None:
     fresh_imports(ROOT / "examples" / "flower")
     from digits_federation import client_app, server_app
 
@@ -163,7 +171,7 @@ def test_a_node_on_a_dry_run_sends_nothing(tmp_path: Path, fresh_imports, caplog
     assert "params/classifier.weight" in caplog.text
 
 
-def test_the_page_says_what_the_server_sees_of_each_method() -> None:
+def test_page_lists_what_the_server_sees_of_each_method() -> None:
     text = (ROOT / "docs" / "deploy.md").read_text()
     for name, cls in fk.methods.REGISTRY.items():
         row = re.search(rf"^\| `{name}` \| (.*?) \((\d+) models?\) \| (\w+) \|$", text, flags=re.MULTILINE)
@@ -174,18 +182,38 @@ def test_the_page_says_what_the_server_sees_of_each_method() -> None:
         assert row[3] == size.public, name
 
 
+EXAMPLE = str(ROOT / "examples" / "flower")
+
+
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "key", "value"),
     [
-        (["dry-run", "nowhere"], "holds no Flower app"),
-        (["dry-run", str(ROOT / "examples" / "flower"), "--node-config", "client-id=x"], "cannot be read"),
-        (["dry-run", str(ROOT / "examples" / "flower"), "--run-config", "method.name='fedntf'"], "did you mean fedntd"),
-        (["dry-run", str(ROOT / "examples" / "flower-images")], "cannot read this node's examples: KeyError: 'data'"),
-        (["new", "No Name"], "no name for an app"),
+        (["dry-run", "nowhere"], "app", "nowhere"),
+        (["dry-run", EXAMPLE, "--node-config", "client-id=x"], "--node-config", "client-id=x"),
+        (["dry-run", EXAMPLE, "--node-config", "client-id 0"], "--node-config", "client-id 0"),
+        (["dry-run", EXAMPLE, "--node-config", "client-id='0"], "--node-config", "client-id='0"),
+        (["dry-run", EXAMPLE, "--node-config", "client-id=-1"], "client-id", -1),
+        (["dry-run", EXAMPLE, "--run-config", "nowhere.toml"], "--run-config", "nowhere.toml"),
+        (["dry-run", EXAMPLE, "--run-config", "train.rounds=[1]"], "--run-config", "train.rounds=[1]"),
+        (["dry-run", str(ROOT / "examples" / "flower-images")], "data_fn", "KeyError"),
+        (["new", "No Name"], "name", "No Name"),
     ],
 )
-def test_bad_input_is_told_in_one_line(words: list[str], told: str, fresh_imports) -> None:
-    done = CliRunner().invoke(command_line, ["flower", *words])
-    assert isinstance(done.exception, fk.errors.FedkeepError)
-    assert told in str(done.exception)
-    assert "\n" not in str(done.exception)
+def test_bad_input_is_one_line_with_the_key(args: list[str], key: str, value: object, fresh_imports) -> None:
+    with raises(ConfigError, key=key, value=value):
+        CliRunner().invoke(command_line, ["flower", *args], catch_exceptions=False)
+
+
+def test_unknown_method_of_a_dry_run_lists_the_valid_ones(fresh_imports) -> None:
+    args = ["flower", "dry-run", EXAMPLE, "--run-config", "method.name='fedntf'"]
+    with raises(FedkeepError, mentions=["fedntf", "fedntd"]):
+        CliRunner().invoke(command_line, args, catch_exceptions=False)
+
+
+def test_config_is_parsed_as_flower_does(tmp_path: Path) -> None:
+    text = "client-id=0 train.lr=0.1 state-dir='/var/lib/a b' device=\"cpu\" dry-run=true"
+    expected = {"client-id": 0, "train.lr": 0.1, "state-dir": "/var/lib/a b", "device": "cpu", "dry-run": True}
+    assert parse_config("--node-config", text) == expected
+    assert parse_config("--run-config", "") == {}
+    (tmp_path / "config.toml").write_text("seed = 3\n[train]\nlr = 0.1\n")
+    assert parse_config("--run-config", str(tmp_path / "config.toml")) == {"seed": 3, "train.lr": 0.1}

@@ -1,4 +1,4 @@
-"""Real federations for tests: SuperLink, SuperNodes and apps as processes of their own, on loopback."""
+"""Real federations for tests: SuperLink, SuperNodes and apps as separate processes on this machine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ BIN = Path(sys.executable).parent
 
 
 def free_port() -> int:
+    """Return a port that is not in use."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 class Federation:
-    """A SuperLink, its nodes, and what they wrote. Everything it starts ends with it, whole process groups."""
+    """A SuperLink, its nodes and their logs. On exit it ends all processes it has started, with their children."""
 
     def __init__(self, folder: Path, insecure: bool = True) -> None:
         self.folder, self.insecure = folder, insecure
@@ -59,11 +60,12 @@ class Federation:
             self.kill(name)
 
     def connect(self) -> None:
-        """Tell `flwr` where the SuperLink is."""
-        said = "\n".join(f"{key} = {json.dumps(value)}" for key, value in self.connection.items())
-        (self.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{said}\n')
+        """Write the address of the SuperLink into the config of `flwr`."""
+        lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in self.connection.items())
+        (self.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{lines}\n')
 
     def start(self, name: str, *command: str) -> subprocess.Popen:
+        """Start a process that writes to NAME.log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -77,6 +79,7 @@ class Federation:
         return process
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
+        """End a process and its children."""
         process = self.processes[name]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
@@ -104,39 +107,39 @@ class Federation:
                 return
             except OSError:
                 time.sleep(0.3)
-        raise AssertionError(self.said("link"))
+        raise AssertionError(self.logs())
 
     def node(self, client: int, name: str | None = None, more: tuple[str, ...] = (), **config: Any) -> None:
         """Start a SuperNode."""
-        said = {"client-id": client, "state-dir": str(self.folder / f"state-{client}"), **config}
-        written = " ".join(f"{key}={json.dumps(value)}" for key, value in said.items())
+        values = {"client-id": client, "state-dir": str(self.folder / f"state-{client}"), **config}
         self.start(
             name or f"node-{client}",
             *("flower-supernode", *self.security["node"], "--superlink", f"127.0.0.1:{self.port}"),
-            *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", written, *more),
+            *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", format_config(values), *more),
         )
 
-    def flwr(self, *words: str, timeout: float = 120) -> str:
+    def flwr(self, *args: str, timeout: float = 120) -> str:
+        """Run the command `flwr` and return its output."""
         done = subprocess.run(
-            [str(BIN / "flwr"), *words], env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout
+            [str(BIN / "flwr"), *args], env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout
         )
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{args}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def run(self, app: Path, **config: Any) -> str:
         """Submit the app; return its run id."""
-        said = {"run-dir": str(self.folder / "run"), **config}
-        written = " ".join(f"{key}={json.dumps(value)}" for key, value in said.items())
-        shown = self.flwr("run", str(app), "here", "--format", "json", "--run-config", written)
-        found = re.search(r'"run-id":\s*"?(\d+)', shown)
-        assert found, shown
-        return found[1]
+        values = {"run-dir": str(self.folder / "run"), **config}
+        output = self.flwr("run", str(app), "here", "--format", "json", "--run-config", format_config(values))
+        run = re.search(r'"run-id":\s*"?(\d+)', output)
+        assert run, output
+        return run[1]
 
     def status(self, run: str) -> str:
-        shown = self.flwr("list", "--run-id", run, "here", "--format", "json")
-        found = re.search(r'"status":\s*"([^"]+)"', shown)
-        assert found, shown
-        return found[1]
+        """Return the status of a run."""
+        output = self.flwr("list", "--run-id", run, "here", "--format", "json")
+        status = re.search(r'"status":\s*"([^"]+)"', output)
+        assert status, output
+        return status[1]
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the records written so far."""
@@ -144,31 +147,33 @@ class Federation:
         return read_records(path) if path.exists() else []
 
     def wait(self, what: str, test, timeout: float) -> None:
-        """Wait for something to become true, or show what everybody said."""
+        """Wait until `test` returns true; after `timeout` seconds, fail and show all logs."""
         deadline = time.monotonic() + timeout
         while not test():
-            assert time.monotonic() < deadline, f"{what} did not happen in {timeout} s\n{self.everything()}"
+            assert time.monotonic() < deadline, f"{what} did not happen in {timeout} s\n{self.logs()}"
             time.sleep(0.5)
 
-    def said(self, name: str) -> str:
-        path = self.folder / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def everything(self) -> str:
+    def logs(self) -> str:
+        """Return the end of every process's log."""
         return "\n".join(
             f"== {path.stem}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log")
         )
 
 
+def format_config(values: dict[str, Any]) -> str:
+    """Return a config as Flower's command line expects it."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+
+
 def app_copy(folder: Path, example: str = "flower") -> Path:
-    """Copy an example, so that what Flower leaves beside it is not left in the repository."""
+    """Copy an example, because Flower writes files into an app's folder."""
     target = folder / "app"
     shutil.copytree(Path(__file__).parents[2] / "examples" / example, target)
     return target
 
 
 def simulated(method: str = "fedntd", **changes) -> fk.History:
-    """The example's federation as a simulation."""
+    """Simulate the federation of the example."""
     data = fk.data.load("digits", public=0.1)
     clients = fk.data.partition.shards(data.y_train, n_clients=2, s=5, seed=0)
     settings = {"participation": 1.0, "epochs": 2, "batch_size": 10, "lr": 0.05, "engine": "loop", **changes}

@@ -1,4 +1,4 @@
-"""A Flower grid in one process: the real apps and messages, through bytes, with faults where a test wants them."""
+"""Flower grid in one process: the real apps and messages, sent as bytes, with faults that a test can add."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Fault = Callable[[Message, Callable[[], Message]], Message | None]
 
 
 def through_bytes(message: Message) -> Message:
-    """Take a message apart into bytes as Flower does, and put it together again from them alone."""
+    """Serialise a message as Flower does, and build it again from the bytes."""
     objects = get_all_nested_objects(message)
     contents = {key: one.deflate() for key, one in objects.items()}
     copy = inflate_object_from_contents(message.object_id, contents)
@@ -34,13 +34,17 @@ def through_bytes(message: Message) -> Message:
 
 @dataclass
 class SuperNode:
-    """A node: its app, its config and what its context remembers. `fault` may change or swallow what it says."""
+    """A node: its app, its config and the state in its context.
+
+    `fault` may change or drop its replies. `received` are the messages it got, `errors` what its app raised.
+    """
 
     app: ClientApp
     config: dict[str, Any]
     state: RecordDict = field(default_factory=RecordDict)
     fault: Fault | None = None
-    seen: list[Message] = field(default_factory=list)
+    received: list[Message] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
 
     def answer(self, node: int, message: Message, run_config: dict[str, Any]) -> Message | None:
         def work() -> Message:
@@ -48,16 +52,17 @@ class SuperNode:
             try:
                 return self.app(message, context)
             except Exception as error:
+                self.errors.append(error)
                 return Message(Error(2, f"Traceback\n{type(error).__name__}: {error}"), reply_to=message)
 
-        self.seen.append(message)
+        self.received.append(message)
         if self.fault is not None and message.metadata.message_type == "train":
             return self.fault(message, work)
         return work()
 
 
 class MemoryGrid(Grid):
-    """Hands messages to nodes and their replies back."""
+    """Passes messages to nodes and returns their replies."""
 
     def __init__(self, nodes: Iterable[SuperNode], run_config: dict[str, Any] | None = None) -> None:
         ids = itertools.count(101, 7)
@@ -68,6 +73,7 @@ class MemoryGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def node_of(self, client: int) -> SuperNode:
+        """Return the node of a client."""
         return next(n for n in self.nodes.values() if n.config.get("client-id", n.config.get("partition-id")) == client)
 
     def set_run(self, run: Any) -> None:
@@ -108,17 +114,20 @@ class MemoryGrid(Grid):
 
 
 def node(problem: Problem, method, client: int, **config) -> SuperNode:
-    at = torch.from_numpy(problem.clients[client])
-    part = dataclasses.replace(problem.data, x_train=problem.data.x_train[at], y_train=problem.data.y_train[at])
+    """Return the node of one of the problem's clients."""
+    index = torch.from_numpy(problem.clients[client])
+    part = dataclasses.replace(problem.data, x_train=problem.data.x_train[index], y_train=problem.data.y_train[index])
     app = client_app(method, lambda: problem.model, lambda context: part, report_loss=True)
     return SuperNode(app, {"client-id": client, **config})
 
 
 def grid_of(problem: Problem, method, **config) -> MemoryGrid:
+    """Return a grid with a node for each of the problem's clients."""
     return MemoryGrid([node(problem, method, k, **config) for k in reversed(range(len(problem.clients)))])
 
 
 def strategy_of(problem: Problem, method, **options) -> Strategy:
+    """Return the strategy of the problem's federation."""
     settings = {**problem.settings, "engine": "auto", **options}
     return Strategy(
         method,

@@ -1,1 +1,1 @@
-"""A model of one's own on folders of images, federated."""
+"""Federated training of a custom model on folders of images."""

@@ -1,4 +1,4 @@
-"""The model and the images: what is yours to change."""
+"""The model and the images. Replace them by your own."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from flwr.app import Context
 from PIL import Image
 from torch import nn
 
-CLASSES = ["circle", "cross", "square"]  # the same on every node, also on one that lacks some of them
+CLASSES = ["circle", "cross", "square"]  # the same on every node, even if it lacks some of them
 SIZE = 24
 
 
 class Net(nn.Module):
-    """A small network; `features` and `head` are only there for methods that look at features (MOON, FedKA)."""
+    """A small network; only MOON needs `features` and `head`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,11 +24,11 @@ class Net(nn.Module):
         self.classifier = nn.Linear(32 * 9, len(CLASSES))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the classifier is given."""
+        """Return the inputs of the classifier."""
         return self.body(x)
 
     def head(self, h: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
+        """Return the logits of features."""
         return self.classifier(h)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def read(folder: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read `<folder>/<class>/*.png`: images as bytes [n, 3, SIZE, SIZE], and their classes."""
+    """Read `<folder>/<class>/*.png` and return the images, uint8 [n, 3, SIZE, SIZE], and their classes."""
     files = [(path, label) for label, name in enumerate(CLASSES) for path in sorted(Path(folder, name).glob("*.png"))]
     if not files:
         raise FileNotFoundError(f"no images in {folder}/<class>/*.png, for the classes {', '.join(CLASSES)}")
@@ -46,10 +46,10 @@ def read(folder: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def node_data(context: Context) -> tuple[np.ndarray, np.ndarray]:
-    """Return this node's own images, from the folder its config names."""
+    """Return this node's own images, from the folder `data` of its config."""
     return read(str(context.node_config["data"]))
 
 
 def server_data(context: Context) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the server tests with."""
+    """Return the server's test images."""
     return read(str(context.run_config["test-data"]))

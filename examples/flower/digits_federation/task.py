@@ -1,4 +1,4 @@
-"""The model and the data: what is yours to change."""
+"""The model and the data. Replace them by your own."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ import fedkeep as fk
 
 
 def model() -> torch.nn.Module:
-    """Make the model: any nn.Module from inputs to logits, without BatchNorm."""
+    """Return the model: any nn.Module from inputs to logits, without BatchNorm."""
     return fk.models.build("mlp", (1, 8, 8), 10)
 
 
 def node_data(context: Context) -> fk.data.Dataset:
-    """Return this node's own examples; as (x, y), or as the training part of a data set.
+    """Return this node's own examples, as (x, y) or as the training part of a data set.
 
-    Here every node holds a share of scikit-learn's digits, with about two digits each. A real node reads its own
+    Here every node has a part of scikit-learn's digits, with only some of the ten digits. A real node reads its own
     files: `return fk.data.load(str(context.node_config["data"]))`.
     """
     data = fk.data.load("digits", public=0.1)
@@ -27,5 +27,5 @@ def node_data(context: Context) -> fk.data.Dataset:
 
 
 def server_data() -> fk.data.Dataset:
-    """Return what the server tests with, and its public part, which some methods need."""
+    """Return the server's test data, with a public part that some methods need."""
     return fk.data.load("digits", public=0.1)

@@ -1,0 +1,227 @@
+"""Server side of a federation: method, task and test data, next to the state that is saved after every round."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+from fedkeep import tree
+from fedkeep._util.validate import require_whole
+from fedkeep.data.augment import InputPipeline
+from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.engine import device, provenance, server_hooks, setup
+from fedkeep.engine.evaluate import evaluate
+from fedkeep.engine.settings import Settings
+from fedkeep.errors import DataError, FedkeepError, RunError
+from fedkeep.flower import messages
+from fedkeep.method import FedAvg
+from fedkeep.runs.client_store import ClientStore
+from fedkeep.runs.files import EXPERIMENT
+from fedkeep.runs.folder import RunFolder
+from fedkeep.runs.history import History, Record
+from fedkeep.runs.reading import read_experiment
+from fedkeep.runs.server_state import ServerState
+from fedkeep.task import Task, check_forward
+from fedkeep.tree import Tree
+
+log = logging.getLogger("fedkeep")
+
+
+@dataclass
+class FederationServer:
+    """The server of a federation.
+
+    `state.clients` holds no states, which stay on the nodes: only the round that made each client's state.
+    """
+
+    method: FedAvg
+    settings: Settings
+    task: Task
+    n_clients: int
+    constants: str  # hash of what the model holds besides its weights
+    threads: int
+    inputs: InputPipeline
+    test: tuple[Any, Tensor] | None
+    run: str  # the run's id, under which nodes save their states
+    state: ServerState
+    resumed_from: int = 0  # the last round that was finished before this process started
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients a round samples."""
+        return self.settings.cohort_size(self.n_clients)
+
+    def retune(self, config: Mapping[str, Any]) -> None:
+        """Apply the settings among the config that `start` received; other keys are the app's own."""
+        values = {key.replace("-", "_"): value for key, value in config.items()}
+        settings = {key: value for key, value in values.items() if key in Settings.__dataclass_fields__}
+        changed = sorted(key for key, value in settings.items() if value != getattr(self.settings, key))
+        fixed = [key for key in changed if key != "rounds"] if self.state.folder is not None else []
+        if fixed:
+            raise RunError(
+                f"{fixed[0]} is recorded in the run folder: pass it to Strategy instead of start",
+                key=fixed[0],
+                value=settings[fixed[0]],
+            )
+        self.settings = replace(self.settings, **settings)
+
+    def begin(self) -> None:
+        """Record the untrained model, unless the run is resumed."""
+        if not self.state.history.records:
+            self.state.record({"round": 0, **self.evaluate()})
+            self.state.checkpoint()
+
+    def start_from(self, weights: Tree) -> None:
+        """Start from these weights instead of the ones that model_fn returns."""
+        init = self.task.init
+        missing = sorted(init.keys() - weights.keys())
+        if missing:
+            raise FedkeepError(
+                f"the initial arrays lack {missing[0]}, a weight of the model that model_fn returns", key=missing[0]
+            )
+        self.task.init = {name: weights[name].to(w) for name, w in init.items()}
+        self.state.server = server_hooks.init_server(self.method, self.task)
+
+    def state_dict(self) -> ArrayRecord:
+        """Return the whole model, including its buffers, as Flower's arrays."""
+        return ArrayRecord(self.task.module(self.state.params).state_dict())
+
+    def apply(self, server: Tree, record: Record, began: float) -> None:
+        """Apply a finished round: replace the server's tree, evaluate, record and save."""
+        state, number = self.state, record["round"]
+        state.server = server
+        for client in record["cohort"]:
+            state.clients.put(client, {}, number)
+        if self.settings.due(self.settings.eval_every, number):
+            record.update(self.evaluate())
+        record["seconds"] = time.perf_counter() - began
+        state.round = number
+        state.record(record)
+        state.checkpoint()
+
+    def evaluate(self) -> Record:
+        """Evaluate the global model on the server's test data; without any, return an empty record."""
+        if self.test is None:
+            return {}
+        x, y = self.test
+        with device.numerics(self.settings, self.task.device, self.threads):
+            confusion, loss = evaluate(self.task, self.state.params, x, y, self.inputs)
+        return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(y)}
+
+
+def build_server(
+    method: FedAvg,
+    settings: Settings,
+    model_fn: Callable[[], nn.Module],
+    num_clients: int,
+    data_fn: Callable[[], Any] | None,
+    n_classes: int | None,
+    run_dir: Any,
+    criterion: Callable[[Tensor, Tensor], Tensor],
+) -> FederationServer:
+    """Build the server of a federation; if `run_dir` already contains the same run, resume it.
+
+    The parameters are those of `fedkeep.flower.Strategy`.
+    """
+    require_whole("num_clients", num_clients, low=1)
+    settings.cohort_size(num_clients)
+    target = device.resolve_device(settings.device)
+    model = messages.build_model(model_fn, settings.seed)
+    data = _load_data(data_fn)
+    classes = n_classes or (data.n_classes if data else None)
+    if classes is None:
+        raise FedkeepError(
+            "the number of classes is unknown: pass n_classes, or a data_fn with test data", key="n_classes"
+        )
+    inputs = setup.make_inputs(data, settings, target).without_augmentation
+    public = setup.prepare_public(data.public if data else None, inputs, target)
+    task = setup.make_task(model, settings, classes, num_clients, public, criterion, target)
+    test = (tree.to(data.x_test, target), data.y_test.to(target)) if data else None
+    if test is not None:
+        check_forward(task, inputs(tree.take(test[0], torch.zeros(2, dtype=torch.long, device=target))))
+    history = History(method.name, {**asdict(settings), "engine": "flower"}, build=task.module)
+    federation = FederationServer(
+        method=method,
+        settings=settings,
+        task=task,
+        n_clients=num_clients,
+        constants=messages.constants_hash(task),
+        threads=device.threads(settings, task),
+        inputs=inputs,
+        test=test,
+        run=secrets.token_hex(16),
+        state=ServerState(server_hooks.init_server(method, task), history),
+    )
+    if run_dir:
+        _open_folder(federation, Path(str(run_dir)).expanduser(), data)
+    else:
+        log.warning("no run_dir: nothing is saved, and a server that is restarted begins with round 1")
+    return federation
+
+
+def _open_folder(federation: FederationServer, path: Path, data: Dataset | None) -> None:
+    """Write into this run folder from now on; if it has a checkpoint of the same run, continue from it."""
+    about = _experiment(federation, data)
+    if not (path / EXPERIMENT).exists():
+        federation.state.folder = RunFolder.create(path, about)
+        return
+    federation.run = _require_same_run(path, about)
+    if federation.state.attach(RunFolder.open(path), ClientStore(), federation.task.device):
+        federation.resumed_from = federation.state.round
+        log.warning("resuming %s after round %d", path, federation.state.round)
+
+
+def _require_same_run(path: Path, about: dict[str, Any]) -> str:
+    """Return the id of the run in a folder; raise if it is another run than the one described by `about`."""
+    saved = read_experiment(path)
+    made_by = saved.get("made_by", {})
+    if made_by.get("engine") != "flower":
+        raise RunError(
+            f"{path} contains a simulated run: choose another run-dir", key="engine", value=made_by.get("engine")
+        )
+    for key in ("method", "train", "seed", "split"):
+        ours = {k: v for k, v in about[key].items() if v is not None} if isinstance(about[key], dict) else about[key]
+        if saved[key] != ours and not (key == "train" and _equal_except_rounds(saved[key], ours)):
+            raise RunError(f"{path} contains a federation with another {key}: choose another run-dir", key=key)
+    if made_by["model"] != about["made_by"]["model"]:
+        raise RunError(f"{path} contains a federation with another model: choose another run-dir", key="model")
+    return str(made_by["run"])
+
+
+def _equal_except_rounds(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return {**a, "rounds": 0} == {**b, "rounds": 0}
+
+
+def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str, Any]:
+    """Return what is written to experiment.toml."""
+    method, settings, task = federation.method, federation.settings, federation.task
+    source = data.name if data else "federation"
+    return {
+        **provenance.experiment_dict(method, settings, task, source, federation.n_clients),
+        "checkpoint_every": 1,
+        "made_by": {**provenance.made_by("flower", task, federation.threads), "run": federation.run},
+    }
+
+
+def _load_data(data_fn: Callable[[], Any] | None) -> Dataset | None:
+    """Return what the server's `data_fn` returns as a data set; (x, y) becomes its test part."""
+    data = data_fn() if data_fn else None
+    if data is None or isinstance(data, Dataset):
+        return data
+    try:
+        x, y = data
+    except (TypeError, ValueError):
+        kind = type(data).__name__
+        raise DataError(
+            f"the server's data_fn must return (x, y) or a fedkeep.data.Dataset, not {kind}", key="data_fn", value=kind
+        ) from None
+    return from_arrays(x, y, x, y)

@@ -1,0 +1,220 @@
+"""Private interfaces of other packages, as listed in fedkeep/_util/private_apis.py, and their fallbacks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.problems import Problem, gap
+from torch import nn
+
+import fedkeep as fk
+from fedkeep import optim, tree
+from fedkeep._util import private_apis
+from fedkeep._util.private_apis import is_batched, terminate_workers
+from fedkeep.models import to_group_norm
+from fedkeep.task import Task
+
+# torch's fused optimisers
+
+
+@pytest.mark.parametrize("kind", [optim.SGD(0.9, 0.01), optim.Adam(weight_decay=0.01)], ids=["sgd", "adam"])
+def test_fused_kernel_equals_update(kind: optim.SGD | optim.Adam) -> None:
+    assert kind.fused, "this torch has the kernels"
+    generator = torch.Generator().manual_seed(0)
+    params = {"w": torch.randn(5, 3, generator=generator), "b": torch.randn(3, generator=generator)}
+    fused, state = tree.map(torch.clone, params), kind.init(params)
+    expected, expected_state = params, kind.init(params)
+    for _ in range(3):
+        grads = tree.map(lambda w: torch.randn(w.shape, generator=generator), params)
+        kind.update_(grads, state, fused, 0.1)
+        expected, expected_state = kind.update(grads, expected_state, expected, 0.1)
+    assert gap(fused, expected) < 1e-5
+    assert gap(state, expected_state) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize(("name", "kind"), [("sgd", optim.SGD), ("adam", optim.Adam)])
+def test_without_the_fused_kernel_training_uses_update(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, name: str, kind: type, engine: str
+) -> None:
+    settings = {"optimizer": name, "dtype": "float32", "rounds": 1, "engine": engine}
+    calls = {"update": 0, "update_": 0}
+    for hook in calls:
+        original = getattr(kind, hook)
+
+        def count(self, *args, hook=hook, original=original):
+            calls[hook] += 1
+            return original(self, *args)
+
+        monkeypatch.setattr(kind, hook, count)
+    fused = problem.run(fk.methods.FedAvg(), **settings)
+    assert calls["update_"] > 0
+    assert calls["update"] == 0
+    calls.update(update=0, update_=0)
+    monkeypatch.setattr(optim, f"fused_{name}", None)
+    assert not kind().fused
+    unfused = problem.run(fk.methods.FedAvg(), **settings)
+    assert calls["update_"] == 0
+    assert calls["update"] > 0
+    assert gap(fused.server["params"], unfused.server["params"]) < 1e-3
+
+
+# torch's test for tensors inside vmap
+
+
+def batched_inside_vmap() -> bool:
+    """Return what `is_batched` returns inside vmap."""
+    answers = []
+
+    def inside(x):
+        answers.append(is_batched(x))
+        return x
+
+    torch.vmap(inside)(torch.ones(2, 3))
+    return answers[0]
+
+
+def test_is_batched() -> None:
+    assert hasattr(torch._C._functorch, "is_batchedtensor"), "this torch has the function"
+    assert batched_inside_vmap()
+    assert not is_batched(torch.ones(2, 3))
+
+
+def test_is_batched_without_torchs_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_apis, "torch", SimpleNamespace(_C=SimpleNamespace()))
+    assert batched_inside_vmap()
+    assert not is_batched(torch.ones(2, 3))
+
+
+# processes of a pool
+
+
+def running_pool() -> tuple[ProcessPoolExecutor, list, object]:
+    """Return a pool whose only worker sleeps for a minute, its processes, and the worker's future."""
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    future = pool.submit(time.sleep, 60)
+    deadline = time.monotonic() + 30
+    while not future.running() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return pool, list(pool._processes.values()), future
+
+
+def test_terminate_workers_ends_a_running_task() -> None:
+    pool, processes, future = running_pool()
+    assert len(processes) == 1
+    began = time.monotonic()
+    terminate_workers(pool)
+    with pytest.raises(BrokenProcessPool):
+        future.result(timeout=30)
+    pool.shutdown()
+    assert time.monotonic() - began < 30
+    assert not processes[0].is_alive()
+
+
+def test_terminate_workers_without_access_to_the_processes_does_nothing() -> None:
+    class WithoutProcesses:
+        """Stands for a pool that hides its processes."""
+
+    terminate_workers(WithoutProcesses())  # type: ignore[arg-type]
+
+
+def test_terminate_workers_prefers_the_public_method() -> None:
+    class Public:
+        """Stands for the pool of Python 3.14."""
+
+        called = False
+
+        def terminate_workers(self) -> None:
+            self.called = True
+
+    pool = Public()
+    terminate_workers(pool)  # type: ignore[arg-type]
+    assert pool.called
+
+
+# torch's modules
+
+
+def test_module_parameters_can_be_replaced_for_a_call() -> None:
+    layer = nn.Linear(3, 2, bias=False)
+    assert set(layer._parameters) == {"weight", "bias"}
+    assert layer._parameters["bias"] is None
+    task = Task(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), 2, 1)
+    x, zeros = torch.randn(4, 3), tree.map(torch.zeros_like, task.init)
+    before = task.apply(task.init, x)
+    assert torch.equal(task.apply(zeros, x), torch.zeros(4, 2))
+    assert torch.equal(task.apply(task.init, x), before), "the module has its own weights again"
+
+
+def test_module_children_include_a_layer_that_is_used_twice() -> None:
+    norm = nn.BatchNorm2d(4)
+    model = nn.Sequential(norm, nn.ReLU(), norm)
+    assert list(model._modules) == ["0", "1", "2"]
+    replaced = to_group_norm(model)
+    assert isinstance(replaced[0], nn.GroupNorm)
+    assert replaced[0] is replaced[2]
+
+
+# Flower
+
+
+def test_client_app_registers_functions_by_action(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    from flwr.clientapp import ClientApp
+
+    from fedkeep.flower import client_app
+
+    flowers = ClientApp()
+    flowers.train()(lambda message, context: message)
+    assert "train.default" in flowers._registered_funcs
+    app = client_app("fedavg", lambda: nn.Linear(1, 1), lambda context: None)
+    registered = dict(app._registered_funcs)
+    assert {"train.default", "query.fedkeep"} <= registered.keys()
+
+    @app.train()
+    def own(message, context):
+        return message
+
+    assert app._registered_funcs == registered, "the app's own training function is ignored"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    app.train("special")(own)
+    assert "train.special" in app._registered_funcs
+
+
+def test_flower_parses_and_flattens_configs() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    from flwr.common.config import flatten_dict, parse_config_args
+
+    assert parse_config_args(["a.b=1 c='x y' d=0.5 e=true"]) == {"a.b": 1, "c": "x y", "d": 0.5, "e": True}
+    assert flatten_dict({"seed": 0, "train": {"lr": 0.1}}) == {"seed": 0, "train.lr": 0.1}
+    with pytest.raises(ValueError, match="train"):
+        flatten_dict({"train": [1]})
+
+
+def test_flowers_code_of_an_unavailable_node() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    from flwr.common.constant import ErrorCode
+
+    from fedkeep.flower.nodes import NODE_UNAVAILABLE
+
+    assert NODE_UNAVAILABLE == ErrorCode.NODE_UNAVAILABLE
+
+
+def test_flower_messages_survive_serialisation() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    from flwr.app import Message
+    from support.flower_grid import MemoryGrid, through_bytes
+
+    from fedkeep.flower import records
+
+    MemoryGrid([])  # sets the task's identity, which messages need
+    content = records.to_records({"params": {"w": torch.ones(2)}, "n": torch.tensor(5.0)}, {"round": 1})
+    message = through_bytes(Message(content, 7, "train"))
+    assert message.metadata.dst_node_id == 7
+    assert gap(records.from_records(message.content), {"params": {"w": torch.ones(2)}, "n": torch.tensor(5.0)}) == 0
