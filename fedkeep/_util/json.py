@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def without_nan(value: Any) -> Any:
-    """Replace every NaN and infinity by None, at any depth; tuples become lists.
+    """Replace every NaN and infinity by None, at any depth; tuples and numpy arrays become lists.
 
     >>> without_nan({"a": [1.0, float("nan")], "b": (float("inf"),)})
     {'a': [1.0, None], 'b': [None]}
@@ -18,6 +20,8 @@ def without_nan(value: Any) -> Any:
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return without_nan(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,8 +1,9 @@
-"""Text for messages: lists of names, and suggestions for a misspelt name."""
+"""Text for messages: lists of names, suggestions for a misspelt name, and means with their spread."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 
 
@@ -39,3 +40,13 @@ def one_line(error: BaseException) -> str:
     """Return another library's error message on one line of at most 240 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 240 else text[:237] + "..."
+
+
+def format_mean(mean: float, spread: float | None, digits: int, scale: float = 1.0) -> str:
+    """Format mean±standard deviation; without a spread (None or NaN), the mean alone.
+
+    >>> format_mean(0.6, 0.1414, 1, scale=100), format_mean(0.5, float("nan"), 2)
+    ('60.0±14.1', '0.50')
+    """
+    text = f"{mean * scale:.{digits}f}"
+    return text if spread is None or math.isnan(spread) else f"{text}±{spread * scale:.{digits}f}"

@@ -1,1 +1,1 @@
-"""Comparing and exporting finished runs. Reads run folders, trains nothing."""
+"""Comparison and export of finished runs. Reads run folders, trains nothing."""

@@ -1,4 +1,9 @@
-"""Tables as files: CSV, or Parquet with the extra `data`."""
+"""Export of runs as one table, written as CSV, or as Parquet with the extra `data`.
+
+Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value`; class and client are
+empty where a measure has none. Wide: a row is one round, with a column per measure, and per measure and class; measures
+of single clients are omitted. Numbers that do not exist (a class that the test set lacks) have no row.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +18,40 @@ import numpy as np
 from fedkeep import forgetting as fg
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean
+from fedkeep.analysis.anatomy import anatomy_of
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.files import write_atomic
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.reading import load_run, read_instruments
 
+Row = dict[str, Any]
+COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value")
 SUFFIXES = (".csv", ".parquet")
-_TEXT = ("run", "method", "measure")
-_WHOLE = ("seed", "round", "class", "client")
+_TEXT_COLUMNS = ("run", "method", "measure")
+_INTEGER_COLUMNS = ("seed", "round", "class", "client")
+_SCALARS = ("lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
 
 
 def require_table_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is read."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise FedkeepError(f"{path.name} is neither CSV nor Parquet: {did_you_mean(path.suffix.lower(), SUFFIXES)}")
+    """Raise an error unless the file can be written as CSV or Parquet; called before any run is read."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise FedkeepError(
+            f"{path.name} is neither CSV nor Parquet: {did_you_mean(suffix, SUFFIXES)}",
+            key="output",
+            value=str(path),
+            valid=SUFFIXES,
+        )
     if not path.parent.is_dir():
-        raise FedkeepError(f"there is no folder {path.parent} to write {path.name} in")
-    if path.suffix.lower() == ".parquet":
+        raise FedkeepError(
+            f"the folder {path.parent} does not exist: {path.name} cannot be written", key="output", value=str(path)
+        )
+    if suffix == ".parquet":
         require_extra("pyarrow.parquet", "data", "Parquet")
 
 
 def write_table(path: str | Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows into a file, whole or not at all, and return how many there were."""
+    """Write rows into a file atomically and return their number."""
     path = Path(path)
     require_table_file(path)
     rows = list(rows)
@@ -44,13 +61,13 @@ def write_table(path: str | Path, columns: Sequence[str], rows: Iterable[dict[st
         write_csv(text, columns, rows)
         text.flush()
     else:
-        _parquet(buffer, columns, rows)
+        _write_parquet(buffer, columns, rows)
     write_atomic(path, buffer.getvalue())
     return len(rows)
 
 
 def write_csv(file: IO[str], columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as CSV into an open file; what a row lacks is empty. Return how many there were."""
+    """Write rows as CSV into an open file and return their number; missing values are empty."""
     out = csv.DictWriter(file, columns, restval="", lineterminator="\n")
     out.writeheader()
     number = 0
@@ -60,27 +77,16 @@ def write_csv(file: IO[str], columns: Sequence[str], rows: Iterable[dict[str, An
     return number
 
 
-def _parquet(buffer: io.BytesIO, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+def _write_parquet(buffer: io.BytesIO, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     arrow, parquet = require_extra("pyarrow", "data", "Parquet"), require_extra("pyarrow.parquet", "data", "Parquet")
 
-    def kind(name: str) -> Any:
-        return arrow.string() if name in _TEXT else arrow.int64() if name in _WHOLE else arrow.float64()
+    def column_type(name: str) -> Any:
+        if name in _TEXT_COLUMNS:
+            return arrow.string()
+        return arrow.int64() if name in _INTEGER_COLUMNS else arrow.float64()
 
-    arrays = [arrow.array([row.get(name) for row in rows], kind(name)) for name in columns]
+    arrays = [arrow.array([row.get(name) for row in rows], column_type(name)) for name in columns]
     parquet.write_table(arrow.table(arrays, names=list(columns)), buffer)
-
-
-"""Every per-round figure of a run as rows of one table.
-
-Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value`; class and client are
-empty where a measure has none. Wide: a row is one round, with a column per measure, and per measure and class; what
-belongs to single clients is left out. Numbers that do not exist (a class that the test set lacks) have no row.
-"""
-
-
-COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value")
-Row = dict[str, Any]
-_PLAIN = ("lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
 
 
 def long_table(paths: Iterable[str | Path]) -> Iterator[Row]:
@@ -88,46 +94,47 @@ def long_table(paths: Iterable[str | Path]) -> Iterator[Row]:
     for path in map(Path, paths):
         history = load_run(path, weights=False)
         seed = history.about.get("seed")
-        for found in _figures(history, path):
-            if np.isfinite(found["value"]):
-                yield {"run": path.name, "method": history.method, "seed": seed, "class": None, "client": None, **found}
+        for row in _rows(history, path):
+            if np.isfinite(row["value"]):
+                yield {"run": path.name, "method": history.method, "seed": seed, "class": None, "client": None, **row}
 
 
 def wide_table(paths: Iterable[str | Path]) -> tuple[list[str], list[Row]]:
     """Return (columns, a row per run and round)."""
     rows: dict[tuple[Any, ...], Row] = {}
     columns = dict.fromkeys(("run", "method", "seed", "round"))
-    for found in long_table(paths):
-        if found["client"] is not None:
+    for number in long_table(paths):
+        if number["client"] is not None:
             continue
-        key = tuple(found[name] for name in ("run", "method", "seed", "round"))
+        key = tuple(number[name] for name in ("run", "method", "seed", "round"))
         row = rows.setdefault(key, dict(zip(("run", "method", "seed", "round"), key, strict=True)))
-        name = found["measure"] if found["class"] is None else f"{found['measure']}_{found['class']}"
+        name = number["measure"] if number["class"] is None else f"{number['measure']}_{number['class']}"
         columns[name] = None
-        row[name] = found["value"]
+        row[name] = number["value"]
     return list(columns), list(rows.values())
 
 
-def _figures(history: History, path: Path) -> Iterator[Row]:
-    seen: list[tuple[int, np.ndarray]] = []  # the evaluated rounds from 1 on
+def _rows(history: History, path: Path) -> Iterator[Row]:
+    earlier: list[tuple[int, np.ndarray]] = []  # the evaluated rounds from 1 on, and their class accuracies
+    with_anatomy = set(history.anatomy_rounds)
     for record in history.records:
-        yield from _plain(record)
+        yield from _scalar_rows(record)
         if "confusion" in record:
-            yield from _of_global(record, seen)
+            yield from _global_rows(record, earlier)
         if "local" in record:
-            yield from _of_local(history, record["round"])
+            yield from _local_rows(history, record["round"], record["round"] in with_anatomy)
     for study in read_instruments(path):
-        yield from _of_study(study)
+        yield from _study_rows(study)
 
 
-def _plain(record: Record) -> Iterator[Row]:
-    for name in _PLAIN:
+def _scalar_rows(record: Record) -> Iterator[Row]:
+    for name in _SCALARS:
         if record.get(name) is not None:
             yield {"round": record["round"], "measure": name, "value": float(record[name])}
 
 
-def _of_global(record: Record, seen: list[tuple[int, np.ndarray]]) -> Iterator[Row]:
-    """What one evaluation says, alone and beside those before it."""
+def _global_rows(record: Record, earlier: list[tuple[int, np.ndarray]]) -> Iterator[Row]:
+    """Yield the measures of one evaluation of the global model, and of its change since earlier ones."""
     number, classes = record["round"], fg.class_accuracy(record["confusion"])
 
     def row(measure: str, value: Any, c: int | None = None) -> Row:
@@ -137,23 +144,23 @@ def _of_global(record: Record, seen: list[tuple[int, np.ndarray]]) -> Iterator[R
     yield from (row("class_accuracy", a, c) for c, a in enumerate(classes))
     if number == 0:
         return
-    if seen and seen[-1][0] == number - 1:
-        pair = np.stack([seen[-1][1], classes])
+    if earlier and earlier[-1][0] == number - 1:
+        pair = np.stack([earlier[-1][1], classes])
         yield row("round_forgetting", fg.round_forgetting(pair)[0])
         yield row("consistency", fg.consistency(pair)[0])
-    seen.append((number, classes))
-    yield row("forgetting", fg.forgetting(np.stack([a for _, a in seen])))
+    earlier.append((number, classes))
+    yield row("forgetting", fg.forgetting(np.stack([a for _, a in earlier])))
 
 
-def _of_local(history: History, number: int) -> Iterator[Row]:
-    """What became of each client's own model."""
+def _local_rows(history: History, number: int, with_anatomy: bool) -> Iterator[Row]:
+    """Yield the measures of each client's local model."""
     local = history.local(number)
     by_class = {"local_class_accuracy": local["class_accuracy"], "label_count": local["label_counts"]}
-    evaluated = {r["round"] for r in history.records if "confusion" in r}
-    if {number - 1, number} <= evaluated:
-        anatomy = history.anatomy(number)
-        by_class |= {name: anatomy[name] for name in ("local_forgetting", "aggregation_forgetting")}
-        by_class["forgetting_degree"] = fg.forgetting_degree(anatomy["before"], anatomy["clients"])
+    if with_anatomy:
+        anatomy = anatomy_of(history, number)
+        by_class["local_forgetting"] = anatomy.local_forgetting
+        by_class["aggregation_forgetting"] = anatomy.aggregation_forgetting
+        by_class["forgetting_degree"] = fg.forgetting_degree(anatomy.before, anatomy.clients)
     by_client = {
         "personalised": fg.personalised(local["class_accuracy"], local["label_counts"]),
         "out_local": fg.out_local(local["class_accuracy"], local["label_counts"]),
@@ -166,26 +173,26 @@ def _of_local(history: History, number: int) -> Iterator[Row]:
                 yield {"round": number, "measure": measure, "client": client, "class": c, "value": float(value)}
 
 
-def _of_study(study: dict[str, Any]) -> Iterator[Row]:
-    """What `instruments.Every` kept, as far as it is numbers by round, or by round and client."""
+def _study_rows(study: dict[str, Any]) -> Iterator[Row]:
+    """Yield the numbers by round, or by round and client, that `instruments.Every` wrote."""
     number, clients = study["round"], study["clients"]
 
-    def each(measure: str, values: Iterable[Any]) -> Iterator[Row]:
+    def per_client(measure: str, values: Iterable[Any]) -> Iterator[Row]:
         for client, value in zip(clients, values, strict=True):
             if value is not None:
                 yield {"round": number, "measure": measure, "client": client, "value": float(value)}
 
-    def one(measure: str, value: Any) -> Iterator[Row]:
+    def per_round(measure: str, value: Any) -> Iterator[Row]:
         if value is not None:
             yield {"round": number, "measure": measure, "value": float(value)}
 
     if "divergence" in study:
-        yield from each("weight_divergence", study["divergence"]["weight_divergence"])
-        yield from each("distribution_distance", study["divergence"]["distribution_distance"])
+        yield from per_client("weight_divergence", study["divergence"]["weight_divergence"])
+        yield from per_client("distribution_distance", study["divergence"]["distribution_distance"])
     if "gradients" in study:
-        yield from one("gradient_diversity", study["gradients"]["diversity"])
+        yield from per_round("gradient_diversity", study["gradients"]["diversity"])
     if "losses" in study:
-        yield from each("local_test_loss", study["losses"]["clients"])
-    for layer, found in study.get("alignment", {}).get("layers", {}).items():
-        yield from each(f"alignment_{layer}", found["clients"])
-        yield from one(f"alignment_after_{layer}", found["after"])
+        yield from per_client("local_test_loss", study["losses"]["clients"])
+    for layer, alignment in study.get("alignment", {}).get("layers", {}).items():
+        yield from per_client(f"alignment_{layer}", alignment["clients"])
+        yield from per_round(f"alignment_after_{layer}", alignment["after"])

@@ -1,7 +1,7 @@
-"""Is it more than chance? Tests of differences that are paired over seeds.
+"""Significance tests of differences that are paired over seeds.
 
-Two settings run with the same seeds share splits, cohorts and initial weights, so their difference on one seed is one
-observation, and far less noisy than the two results themselves.
+Two groups run with the same seeds share splits, cohorts and initial weights. Their difference on one seed is one
+observation, and it is far less noisy than the two results themselves.
 """
 
 from __future__ import annotations
@@ -11,58 +11,65 @@ from typing import Any
 
 import numpy as np
 
-EXACT = 16  # up to as many observations, all sign patterns are tried
-FEWEST = 3  # with fewer, nothing can be tested
+MAX_EXACT = 16  # up to this number of differences, all sign patterns are enumerated
+MIN_SEEDS = 3  # with fewer differences there is no test
 
 
 def paired_t(differences: Any) -> float:
-    """Return the two-sided p-value of a paired t-test: Student's t of mean(d) / (sd(d) / sqrt(n)) at n - 1 degrees.
+    """Return the two-sided p-value of a paired t-test.
 
-    Assumes that the differences are normally distributed. Where all are equal the test does not exist, and the p-value
-    is that of `sign_flip`. NaN for fewer than three differences.
+    Assumes that the differences are normally distributed. If all of them are equal the test does not exist, and the
+    p-value is that of `sign_flip`. NaN for fewer than three differences.
 
     >>> round(paired_t([1.0, 2.0, 3.0]), 4), paired_t([1.0, 2.0])
     (0.0742, nan)
     """
-    from scipy.special import stdtr
-
     d = np.asarray(differences, dtype=float)
-    if len(d) < FEWEST:
+    if len(d) < MIN_SEEDS:
         return float("nan")
-    spread = d.std(ddof=1)
-    if spread <= 1e-12 * np.abs(d).max():  # all equal, but for rounding
+    if d.std(ddof=1) <= 1e-12 * np.abs(d).max():  # all equal, except for rounding
         return sign_flip(d)
-    t = d.mean() / (spread / np.sqrt(len(d)))
-    return float(2 * stdtr(len(d) - 1, -abs(t)))
+    from scipy.stats import ttest_1samp  # slow to import, and only comparisons need it
+
+    return float(ttest_1samp(d, 0.0).pvalue)
 
 
 def sign_flip(differences: Any, draws: int = 100_000) -> float:
-    """Return the two-sided p-value of the sign-flip test: how often random signs would give as large a sum.
+    """Return the two-sided p-value of the sign-flip test: how often random signs give at least as large a sum.
 
-    Were there no difference, each d_i would as well have been -d_i. Assumes nothing more. Exact over all 2^n signs for
-    up to 16 differences, else over random ones (the same ones each time). It cannot fall below 2 / 2^n, so with fewer
-    than six differences it never reaches 0.05. NaN for fewer than three.
+    Assumes that, if there is no difference, d_i and -d_i are equally likely: the differences are symmetric around 0.
+    Exact over all 2^n sign patterns for up to 16 differences, otherwise over random ones (the same each time). The
+    p-value cannot be below 2 / 2^n, so with fewer than six differences it never reaches 0.05. NaN for fewer than three.
 
     >>> sign_flip([1.0, 2.0, 3.0]), sign_flip([1.0, -1.0, 0.0])
     (0.25, 1.0)
     """
     d = np.asarray(differences, dtype=float)
-    n = len(d)
-    if n < FEWEST:
+    if len(d) < MIN_SEEDS:
         return float("nan")
-    if n <= EXACT:
-        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-    else:
-        signs = np.random.default_rng(0).choice([-1, 1], size=(draws, n))
-        signs[0] = 1  # what was observed is one of the possibilities
-    sums = np.abs(signs @ d)
-    return float((sums >= abs(d.sum()) - 1e-9 * np.abs(d).sum()).mean())
+    from scipy.stats import permutation_test
+
+    reached = abs(d.sum()) - 1e-9 * np.abs(d).sum()  # equal sums may differ by rounding
+
+    def reaches(values: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(np.abs(values.sum(axis)) >= reached, dtype=float)
+
+    test = permutation_test(
+        (d,),
+        reaches,
+        permutation_type="samples",
+        vectorized=True,
+        alternative="greater",
+        n_resamples=2**MAX_EXACT if len(d) <= MAX_EXACT else draws,
+        random_state=np.random.default_rng(0),
+    )
+    return float(test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number (Holm, 1979): the chance of any false alarm among them stays below the level.
+    """Correct p-values for their number (Holm, 1979): the chance of any false positive stays below the level.
 
-    The k-th smallest of m is multiplied by m - k + 1, and none falls below a smaller one's; NaN stays, uncounted.
+    The k-th smallest of m is multiplied by m - k + 1, and none is below that of a smaller one; NaN stays, uncounted.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -33,6 +33,7 @@ def demo(
 
     Example: fedkeep demo --seeds 1
     """
+    from fedkeep.analysis.groups import Group
     from fedkeep.cli import heatmap, tables
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.experiments import demo as job
@@ -56,7 +57,7 @@ def demo(
     for name in ("fedavg", "fedntd"):
         console.print(heatmap.heat_map(name, runs[name][0], min(60, console.width - 14)))
     title = "Accuracy and forgetting" + (", mean±standard deviation over seeds" if seeds > 1 else "")
-    console.print(tables.comparison(title, runs))
+    console.print(tables.comparison(title, {n: Group.of_histories(n, histories) for n, histories in runs.items()}))
     console.print(job.verdict(runs))
     if svg is not None:
         console.save_svg(str(svg), title="fedkeep demo")

@@ -17,14 +17,14 @@ def export(
     folders: Runs,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A .csv file, or .parquet (extra data); without it, CSV is printed."),
+        typer.Option("--output", "-o", help="A .csv file, or .parquet (needs the extra data). Default: print CSV."),
     ] = None,
-    one_row_a_round: Annotated[
-        bool, typer.Option("--wide", help="A row per round and a column per measure, clients left out.")
+    wide: Annotated[
+        bool, typer.Option("--wide", help="One row per round and one column per measure, without single clients.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write every per-round figure of runs into one table: run, method, seed, round, measure, class, client, value.
+    """Export every number of every round as one table: run, method, seed, round, measure, class, client, value.
 
     Example: fedkeep export runs/ -o figures.csv
     """
@@ -33,27 +33,27 @@ def export(
     if output is not None:
         require_table_file(output)
     paths = find_runs(folders)
-    columns, rows = wide_table(paths) if one_row_a_round else (list(COLUMNS), long_table(paths))
+    columns, rows = wide_table(paths) if wide else (list(COLUMNS), long_table(paths))
     if output is None and as_json:
         print(to_json(list(rows)))
     elif output is None:
         write_csv(sys.stdout, columns, rows)
     else:
         number = write_table(output, columns, rows)
-        found = {"file": str(output), "runs": len(paths), "rows": number, "columns": columns}
-        print(to_json(found, indent=2) if as_json else f"{output}: {number} rows of {len(paths)} runs")
+        summary = {"file": str(output), "runs": len(paths), "rows": number, "columns": columns}
+        print(to_json(summary, indent=2) if as_json else f"{output}: {number} rows from {len(paths)} runs")
 
 
 def plot(
     folders: Runs,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to draw into.")] = Path("plots"),
-    formats: Annotated[str, typer.Option("--format", help="pdf, png, svg: one or several, with commas.")] = "pdf,png",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the plots.")] = Path("plots"),
+    formats: Annotated[str, typer.Option("--format", help="pdf, png, svg; separated by commas.")] = "pdf,png",
     only: Annotated[
-        str, typer.Option(help="Some of accuracy, classes, round_forgetting, where, split, with commas.")
+        str, typer.Option(help="Some of accuracy, classes, round_forgetting, where, split; separated by commas.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw runs for print (extra plots): accuracy, classes over rounds, round forgetting, where it happens, the split.
+    """Plot runs (extra plots): accuracy, class accuracies, round forgetting, phase of forgetting, split.
 
     Example: fedkeep plot runs/ -o figures --format pdf
     """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fedkeep._util.text import format_mean
 from fedkeep.cli import tables
 from fedkeep.data.sources import named
 from fedkeep.reproduce import against_paper
@@ -51,7 +53,7 @@ def on_terminal(console: Console, job: Job, sheets: Sequence[ColumnComparison], 
             console.print(f"[bold]{sheet.column}[/bold]  {sheet.label}: not run", highlight=False)
         else:
             rows = {line.label: [Text(cell) for cell in cells(sheet, line)] for line in sheet.lines}
-            console.print(tables.Comparison(_title(sheet), heads(sheet), rows, caption(sheet), costs=5))
+            console.print(tables.MethodTable(_title(sheet), heads(sheet), rows, caption(sheet)))
         for text in [*_notes(sheet), *against_paper.sentences(sheet)]:
             console.print(f" {text}", highlight=False, markup=False, soft_wrap=text == sheet.missing)
         console.print()
@@ -148,8 +150,10 @@ def _ours(entry: MeasureComparison) -> str:
     if not entry.values:
         return "diverged" if entry.diverged else "·"
     if entry.measure.rounds:
-        return tables.reached([None if value == NEVER else int(value) for value in entry.counted.values()])
-    return tables.spread(list(entry.values.values()), entry.measure.digits)
+        return tables.format_rounds([None if value == NEVER else int(value) for value in entry.counted.values()])
+    values = list(entry.values.values())
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return format_mean(statistics.fmean(values), spread, entry.measure.digits)
 
 
 def _theirs(entry: MeasureComparison) -> str:
@@ -157,9 +161,7 @@ def _theirs(entry: MeasureComparison) -> str:
         return ""
     if entry.paper.mean is None:
         return "-"
-    digits = entry.measure.digits
-    spread = "" if entry.paper.spread is None else f"±{entry.paper.spread:.{digits}f}"
-    return f"{entry.paper.mean:.{digits}f}{spread}"
+    return format_mean(entry.paper.mean, entry.paper.spread, entry.measure.digits)
 
 
 def _signed(value: float | None, digits: int) -> str:

@@ -1,8 +1,7 @@
-"""`fedkeep report` and `fedkeep watch`."""
+"""The commands `fedkeep report` and `fedkeep watch`."""
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedkeep._util.json import to_json
 from fedkeep.cli.options import AsJson, Runs, check_folders, check_output, print_page_path
 
 
@@ -18,7 +18,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     as_json: AsJson = False,
 ) -> None:
-    """Write one page that shows what runs forgot, when, and where: a single file, to be opened or sent as it is.
+    """Write a report page as one HTML file: which classes runs forgot, when, and in which phase of a round.
 
     Example: fedkeep report runs/ -o report.html
     """
@@ -28,8 +28,7 @@ def report(
     check_output(output)
     data = write(folders, output)
     if as_json:
-        about = {"page": str(output), "bytes": output.stat().st_size, "verdict": data["verdict"]}
-        print(json.dumps(about, indent=2))
+        print(to_json({"page": str(output), "bytes": output.stat().st_size, "verdict": data["verdict"]}, indent=2))
     else:
         console = Console()
         console.print(data["verdict"]["headline"], markup=False, highlight=False)
@@ -38,33 +37,35 @@ def report(
 
 def watch(
     folders: Runs,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any that is free.")] = 8300,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 selects a free one.")] = 8300,
 ) -> None:
-    """Serve the report of runs that go on, refreshed as they do, to a browser on this machine; Ctrl-C ends it.
+    """Serve the report page of running experiments to a browser on this machine, refreshed after every round.
+
+    Ctrl-C stops the server.
 
     Example: fedkeep watch runs/digits
     """
     from fedkeep.reports.watch import HOST, serve
 
     check_folders(folders)
-    logging.getLogger("fedkeep").addFilter(_Once())
+    logging.getLogger("fedkeep").addFilter(_OncePerMessage())
     with serve(folders, port) as server:
-        print(f"http://{HOST}:{server.server_address[1]}/ shows the runs as they go on; Ctrl-C ends this", flush=True)
+        print(f"http://{HOST}:{server.server_address[1]}/ serves the report (Ctrl-C stops it)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print()
 
 
-class _Once(logging.Filter):
-    """Lets a warning through once: the same runs are read again and again."""
+class _OncePerMessage(logging.Filter):
+    """Logs the same warning once only: the same runs are read again and again."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: set[str] = set()
+        self.logged: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether this is new."""
-        new = record.getMessage() not in self.said
-        self.said.add(record.getMessage())
+        """Return whether the message is new."""
+        new = record.getMessage() not in self.logged
+        self.logged.add(record.getMessage())
         return new

@@ -108,7 +108,7 @@ def resume(
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
-    from fedkeep.analysis.groups import group
+    from fedkeep.analysis.groups import Group, group_runs
     from fedkeep.cli import heatmap, tables
 
     if as_json:
@@ -118,6 +118,7 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
     if len(histories) == 1:
         [(label, history)] = histories.items()
         console.print(heatmap.heat_map(label, history, min(60, console.width - 14)))
-        console.print(tables.comparison(f"Run in {runs / label}", {history.method: [history]}))
+        group = Group.of_histories(history.method, [history])
+        console.print(tables.comparison(f"Run in {runs / label}", {group.label: group}))
     else:
-        show(console, group([runs / label for label in histories]))
+        show(console, group_runs([runs / label for label in histories]))

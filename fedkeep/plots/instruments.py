@@ -1,4 +1,4 @@
-"""Plots of what the instruments found (extra `plots`)."""
+"""Plots of the results of instruments (extra `plots`)."""
 
 from __future__ import annotations
 
@@ -8,30 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.errors import FedkeepError
-from fedkeep.plots.style import COLOURS, SCALE, figure, parse_formats, save, styled
+from fedkeep.plots.style import COLOUR_SCALE, COLOURS, figure, make_folder, parse_formats, plot_style, save
 
 
-def draw(found: dict[str, Any], folder: str | Path, formats: str = "pdf,png") -> list[Path]:
-    """Draw the studies that have a picture into a folder, and return the files."""
-    wanted, folder, files = parse_formats(formats), Path(folder), []
-    with styled():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FedkeepError(f"{folder} cannot be made: {error.strerror}") from error
-        for name, drawing in PLOTS.items():
-            if name in found:
-                files += save(drawing(found[name], found["clients"]), folder, name, wanted)
+def draw(results: dict[str, Any], folder: str | Path, formats: str = "pdf,png") -> list[Path]:
+    """Draw the studies that have a plot into a folder and return the files."""
+    extensions, files = parse_formats(formats), []
+    with plot_style():
+        folder = make_folder(folder)
+        for name, plot in PLOTS.items():
+            if name in results:
+                files += save(plot(results[name], results["clients"]), folder, name, extensions)
     return files
 
 
 def where(r: dict[str, Any], clients: list[int]) -> Any:
-    """The round by class: the global model before, every client, the global model after (Flashback figure 2)."""
+    """Plot one round by class: the global model before, every client, the global model after (Flashback figure 2)."""
     rows = np.array([r["before"], *r["clients"], r["after"]], dtype=float)
     fig = figure(max(3.0, 1.4 + 0.28 * rows.shape[1]), 0.8 + 0.2 * len(rows))
     axes = fig.subplots()
-    image = axes.imshow(rows, cmap=SCALE, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    image = axes.imshow(rows, cmap=COLOUR_SCALE, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.set_yticks(range(len(rows)), ["global before", *(f"client {k}" for k in clients), "global after"])
     axes.set_xlabel("class")
     for edge in (0.5, len(rows) - 1.5):
@@ -47,7 +43,7 @@ def where(r: dict[str, Any], clients: list[int]) -> Any:
 
 
 def divergence(r: dict[str, Any], clients: list[int]) -> Any:
-    """Divergence of weights against distance of distributions, a point per client (FedNTD figure 8)."""
+    """Plot weight divergence against distribution distance, one point per client (FedNTD figure 8)."""
     fig = figure(3.2, 2.6)
     axes = fig.subplots()
     x, y, fit = np.array(r["distribution_distance"]), np.array(r["weight_divergence"]), r["relation"]
@@ -56,12 +52,12 @@ def divergence(r: dict[str, Any], clients: list[int]) -> Any:
         ends = np.array([x.min(), x.max()])
         axes.plot(ends, fit["slope"] * ends + fit["intercept"], color=COLOURS[1], linewidth=1)
         axes.set_title(f"r = {fit['pearson']:.2f}", fontweight="normal")
-    axes.set(xlabel=r"distance of distributions  $|A_G - p_k|_1$", ylabel=r"weight divergence  $\|w - w_k\|$")
+    axes.set(xlabel=r"distribution distance  $|A_G - p_k|_1$", ylabel=r"weight divergence  $\|w - w_k\|$")
     return fig
 
 
 def tsne(r: dict[str, Any], clients: list[int]) -> Any:
-    """The features of all models, coloured by class and by model (FedNTD figures 19-21)."""
+    """Plot the features of all models, coloured by class and by model (FedNTD figures 19-21)."""
     points, y = np.array(r["points"]), np.array(r["y"])
     fig = figure(7.0, 3.3)
     by_class, by_model = fig.subplots(1, 2)
@@ -87,11 +83,11 @@ def tsne(r: dict[str, Any], clients: list[int]) -> Any:
 
 
 def surface(r: dict[str, Any], clients: list[int]) -> Any:
-    """The loss over the plane of two directions, and under noise (FedNTD figure 14)."""
+    """Plot the loss over the plane of two directions, and under noise on the weights (FedNTD figure 14)."""
     fig = figure(6.4, 2.6)
     plane, noise = fig.subplots(1, 2, width_ratios=(1.2, 1))
     axis, losses = np.array(r["axis"]), np.array(r["losses"])
-    filled = plane.contourf(axis, axis, losses.T, levels=20, cmap=SCALE)
+    filled = plane.contourf(axis, axis, losses.T, levels=20, cmap=COLOUR_SCALE)
     plane.plot(0, 0, marker="x", color="white")
     plane.set(xlabel="first direction", ylabel="second direction")
     plane.set_title(f"client {r['client']}, {r['directions']}", fontweight="normal")

@@ -1,8 +1,10 @@
-"""Plots of runs, fit to be printed. Each function draws one figure of groups of runs (see `compare`)."""
+"""Plots of runs for print (extra `plots`).
+
+Each function draws one figure of groups of runs. It returns the figure, or the reason why there is none.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +13,21 @@ from typing import Any
 import numpy as np
 
 from fedkeep import forgetting as fg
-from fedkeep._util.text import did_you_mean
-from fedkeep.analysis.groups import Group, group
+from fedkeep._util.validate import require_choice
+from fedkeep.analysis.anatomy import loss_by_class
+from fedkeep.analysis.groups import Group, Run, group_runs
 from fedkeep.errors import FedkeepError
-from fedkeep.plots.style import COLOURS, SCALE, figure, line, parse_formats, save, styled
-from fedkeep.runs.reading import find_runs, read_experiment
+from fedkeep.plots.style import (
+    COLOUR_SCALE,
+    COLOURS,
+    figure,
+    line_style,
+    make_folder,
+    parse_formats,
+    plot_style,
+    save,
+)
+from fedkeep.runs.label_counts import count_labels, label_counts_of
 
 log = logging.getLogger("fedkeep")
 
@@ -23,50 +35,43 @@ log = logging.getLogger("fedkeep")
 def plot(
     paths: Sequence[str | Path], folder: str | Path, formats: str = "pdf,png", only: Sequence[str] = ()
 ) -> list[Path]:
-    """Draw runs into a folder and return the files; plots that the runs have no figures for are left out, said once."""
-    names = list(only) or list(PLOTS)
-    for name in names:
-        if name not in PLOTS:
-            raise FedkeepError(f"unknown plot {name!r}: {did_you_mean(name, PLOTS)}")
-    wanted = parse_formats(formats)
-    with styled():
-        groups, folder = group(paths), Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FedkeepError(f"{folder} cannot be made: {error.strerror}") from error
+    """Draw runs into a folder and return the files; a plot without data is skipped with a warning."""
+    names = [require_choice("only", name, PLOTS, "plot") for name in only] or list(PLOTS)
+    extensions = parse_formats(formats)
+    with plot_style():
+        groups, folder = group_runs(paths), make_folder(folder)
         files = []
         for name in names:
-            drawn = PLOTS[name](groups, paths)
-            if isinstance(drawn, str):
-                log.warning("%s is left out: %s", name, drawn)
+            plotted = PLOTS[name](groups)
+            if isinstance(plotted, str):
+                log.warning("plot %s is skipped: %s", name, plotted)
             else:
-                files += save(drawn, folder, name, wanted)
+                files += save(plotted, folder, name, extensions)
     return files
 
 
-def accuracy(groups: Sequence[Group], paths: Any) -> Any:
-    """Test accuracy over rounds: the mean over seeds, and a band of one standard deviation where there are several."""
+def accuracy(groups: Sequence[Group]) -> Any:
+    """Plot test accuracy over rounds: the mean over seeds with a band of one standard deviation."""
     fig = figure(3.5, 2.6)
     axes = fig.subplots()
     for k, g in enumerate(groups):
-        rounds, values = _over_rounds(g, lambda h: h.accuracy)
+        rounds, values = _over_rounds(g, lambda run: run.accuracy)
         mean = 100 * values.mean(0)
-        axes.plot(rounds, mean, label=g.label, marker="o" if len(rounds) == 1 else None, **line(k))
+        axes.plot(rounds, mean, label=g.label, marker="o" if len(rounds) == 1 else None, **line_style(k))
         if len(values) > 1:
             spread = 100 * values.std(0, ddof=1)
             band = (np.maximum(mean - spread, 0), np.minimum(mean + spread, 100))
-            axes.fill_between(rounds, *band, color=line(k)["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(rounds, *band, color=line_style(k)["color"], alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
     axes.margins(x=0.01)
     _legend(fig, axes, len(groups))
     return fig
 
 
-def classes(groups: Sequence[Group], paths: Any) -> Any:
-    """Accuracy of each class over rounds, a panel per group, the mean over seeds: gaps are forgetting."""
+def classes(groups: Sequence[Group]) -> Any:
+    """Plot the accuracy of each class over rounds as a heat map per group, mean over seeds: gaps are forgetting."""
     across, down = _grid(len(groups))
-    shown = [_over_rounds(g, lambda h: h.class_accuracy) for g in groups]
+    shown = [_over_rounds(g, lambda run: run.class_accuracy) for g in groups]
     tall = max(1.2, min(3.0, 0.16 * shown[0][1].shape[-1]))
     fig = figure(1.0 + 2.3 * across, 0.6 + (tall + 0.35) * down)
     panels = fig.subplots(down, across, squeeze=False, sharey=True)
@@ -76,7 +81,9 @@ def classes(groups: Sequence[Group], paths: Any) -> Any:
     for axes, g, (rounds, values) in zip(panels.flat, groups, shown, strict=False):
         mean = values.mean(0).T
         edges = (rounds[0] - 0.5, rounds[-1] + 0.5, len(mean) - 0.5, -0.5)
-        image = axes.imshow(mean, aspect="auto", cmap=SCALE, vmin=0, vmax=1, extent=edges, interpolation="nearest")
+        image = axes.imshow(
+            mean, aspect="auto", cmap=COLOUR_SCALE, vmin=0, vmax=1, extent=edges, interpolation="nearest"
+        )
         axes.set_title(g.label)
         axes.set_xlabel("round")
         if len(mean) <= 20:
@@ -89,42 +96,43 @@ def classes(groups: Sequence[Group], paths: Any) -> Any:
     return fig
 
 
-def round_forgetting(groups: Sequence[Group], paths: Any) -> Any:
-    """Round forgetting: its distribution over rounds (Flashback figure 4), and its course (figure 14)."""
-    kept = [(k, g, lost) for k, g in enumerate(groups) if (lost := _lost(g)) is not None]
-    if not kept:
-        return "it needs every round to have been evaluated, and more than one"
+def round_forgetting(groups: Sequence[Group]) -> Any:
+    """Plot the distribution of round forgetting (Flashback figure 4) and its course over rounds (figure 14)."""
+    usable = [(k, g, lost) for k, g in enumerate(groups) if (lost := _round_forgetting(g)) is not None]
+    if not usable:
+        return "every round must have been evaluated (eval_every=1), and at least two"
     fig = figure(7.0, 2.6)
-    spread, course = fig.subplots(1, 2)
-    for k, g, (rounds, values) in kept:
+    distribution, course = fig.subplots(1, 2)
+    for k, g, (rounds, values) in usable:
         ordered = np.sort(values.ravel())
         share = np.arange(1, len(ordered) + 1) / len(ordered)
-        spread.step(np.r_[0, ordered], np.r_[0, share], where="post", label=g.label, **line(k))
-        course.plot(rounds, values.mean(0), **{**line(k), "linewidth": 1.0})
-    spread.set(xlabel="round forgetting", ylabel="share of rounds up to it", ylim=(0, 1.01))
-    spread.set_xlim(left=0)
+        distribution.step(np.r_[0, ordered], np.r_[0, share], where="post", label=g.label, **line_style(k))
+        course.plot(rounds, values.mean(0), **{**line_style(k), "linewidth": 1.0})
+    distribution.set(xlabel="round forgetting", ylabel="cumulative share of rounds", ylim=(0, 1.01))
+    distribution.set_xlim(left=0)
     course.set(xlabel="round", ylabel="round forgetting")
     course.set_ylim(bottom=0)
     course.margins(x=0.01)
-    _legend(fig, spread, len(kept), columns=4)
+    _legend(fig, distribution, len(usable), columns=4)
     return fig
 
 
-def where(groups: Sequence[Group], paths: Any) -> Any:
-    """What each class lost in local training and in averaging, the mean over clients, rounds and seeds."""
-    kept = [(g, found) for g in groups if (found := _anatomies(g)) is not None]
-    if not kept:
-        return "it needs rounds whose local models were evaluated (eval_local_every=1)"
-    number = len(kept[0][1][0])
-    across, down = _grid(len(kept))
+def where(groups: Sequence[Group]) -> Any:
+    """Plot what each class lost in local training and in aggregation, mean over clients, rounds and seeds."""
+    by_group = [(g, [anatomy for run in g.runs for anatomy in run.anatomies]) for g in groups]
+    usable = [(g, loss_by_class(anatomies)) for g, anatomies in by_group if anatomies]
+    if not usable:
+        return "local models must have been evaluated (eval_local_every=1)"
+    number = len(usable[0][1][0])
+    across, down = _grid(len(usable))
     fig = figure(0.6 + max(2.2, 0.24 * number) * across, 0.5 + 1.9 * down)
     panels = fig.subplots(down, across, squeeze=False, sharey=True, sharex=True)
-    for axes in panels.flat[len(kept) :]:
+    for axes in panels.flat[len(usable) :]:
         axes.set_axis_off()
-    for axes, (g, (local, averaging)) in zip(panels.flat, kept, strict=False):
+    for axes, (g, (local, aggregation)) in zip(panels.flat, usable, strict=False):
         at = np.arange(number)
         axes.bar(at - 0.2, local, 0.4, color=COLOURS[0], label="local training")
-        axes.bar(at + 0.2, averaging, 0.4, color=COLOURS[4], label="averaging")
+        axes.bar(at + 0.2, aggregation, 0.4, color=COLOURS[4], label="aggregation")
         axes.set_title(g.label)
         axes.set_xlabel("class")
         if number <= 20:
@@ -135,31 +143,36 @@ def where(groups: Sequence[Group], paths: Any) -> Any:
     return fig
 
 
-def split(groups: Sequence[Group], paths: Sequence[str | Path]) -> Any:
-    """Who holds which classes, in the first of the runs: the area of a circle is a number of examples."""
-    counts = _label_counts(find_runs(paths)[0])
-    if isinstance(counts, str):
-        return counts
+def split(groups: Sequence[Group]) -> Any:
+    """Plot the label counts of the clients in the first run: the area of a circle is the number of examples."""
+    table = _label_counts(groups[0].runs[0])
+    if isinstance(table, str):
+        return table
+    counts, ids = np.array(table["counts"]), table["ids"]
     clients, number = counts.shape
     fig = figure(min(7.0, max(3.0, 0.9 + 0.16 * clients)), max(1.4, 0.7 + 0.16 * min(number, 40)))
     axes = fig.subplots()
+    title = [f"{clients} of {table['clients']} clients"] if clients < table["clients"] else []
     if clients <= 60 and number <= 40:
         k, c = np.nonzero(counts)
         axes.grid(color="#e5e5e5", linewidth=0.5)
         axes.set_axisbelow(True)
         axes.scatter(k, c, s=90 * counts[k, c] / counts.max(), color=COLOURS[0], linewidths=0)
-        axes.set_title(f"largest circle: {counts.max()} examples", fontweight="normal", fontsize=8)
+        title.append(f"largest circle: {counts.max()} examples")
         axes.set(xlim=(-0.7, clients - 0.3), ylim=(number - 0.3, -0.7))
         axes.set_yticks(range(0, number, 1 if number <= 12 else 5))
     else:
-        image = axes.imshow(counts.T, aspect="auto", cmap=SCALE, interpolation="nearest")
+        image = axes.imshow(counts.T, aspect="auto", cmap=COLOUR_SCALE, interpolation="nearest")
         fig.colorbar(image, ax=axes, label="examples")
+    axes.set_title("; ".join(title), fontweight="normal", fontsize=8)
     axes.set(xlabel="client", ylabel="class")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    # a column is the k-th client shown: its tick is that client's id
+    axes.xaxis.set_major_formatter(lambda k, _: str(ids[round(k)]) if 0 <= round(k) < clients else "")
     return fig
 
 
-PLOTS: dict[str, Callable[[Sequence[Group], Sequence[str | Path]], Any]] = {
+PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "accuracy": accuracy,
     "classes": classes,
     "round_forgetting": round_forgetting,
@@ -168,50 +181,36 @@ PLOTS: dict[str, Callable[[Sequence[Group], Sequence[str | Path]], Any]] = {
 }
 
 
-def _over_rounds(g: Group, measure: Callable[[Any], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounds that all of a group's runs evaluated, and the measure there, [runs, rounds, ...]."""
-    common = sorted(set.intersection(*(set(h.rounds.tolist()) for h in g.histories)))
-    values = [measure(h)[np.isin(h.rounds, common)] for h in g.histories]
+def _over_rounds(g: Group, measure: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rounds that all runs of a group evaluated, and the measure there, [runs, rounds, ...]."""
+    common = sorted(set.intersection(*(set(run.rounds.tolist()) for run in g.runs)))
+    values = [measure(run)[np.isin(run.rounds, common)] for run in g.runs]
     return np.array(common), np.stack(values)
 
 
-def _lost(g: Group) -> tuple[np.ndarray, np.ndarray] | None:
-    rounds, accuracies = _over_rounds(g, lambda h: h.class_accuracy)
+def _round_forgetting(g: Group) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the rounds from the second on and the round forgetting, [runs, rounds]; None if rounds are missing."""
+    rounds, accuracies = _over_rounds(g, lambda run: run.class_accuracy)
     if len(rounds) < 2 or (np.diff(rounds) != 1).any():
         return None
     return rounds[1:], np.stack([fg.round_forgetting(one) for one in accuracies])
 
 
-def _anatomies(g: Group) -> tuple[np.ndarray, np.ndarray] | None:
-    found = []
-    for h in g.histories:
-        evaluated = {r["round"] for r in h.records if "confusion" in r}
-        rounds = [r["round"] for r in h.records if "local" in r and {r["round"] - 1, r["round"]} <= evaluated]
-        found += [h.anatomy(r) for r in rounds]
-    if not found:
-        return None
-    local, averaging = (
-        np.mean([one[key].mean(0) for one in found], axis=0) for key in ("local_forgetting", "aggregation_forgetting")
-    )
-    return local, averaging
-
-
-def _label_counts(path: Path) -> np.ndarray | str:
-    """Return [clients, classes] of a run, as kept beside it or else made again from its experiment file."""
-    kept = path / "split.json"
-    if kept.exists():
-        return np.array(json.loads(kept.read_text())["counts"])
+def _label_counts(run: Run) -> dict[str, Any] | str:
+    """Return a run's label counts, computed again from its experiment file if needed, or why that is not possible."""
+    if (recorded := label_counts_of(run.history)) is not None:
+        return recorded
     from fedkeep.experiments.experiment import Experiment
 
     try:
-        data, clients = Experiment.from_dict(read_experiment(path)).data_and_clients()
+        data, clients = Experiment.from_dict(run.history.about).data_and_clients()
     except FedkeepError as error:
-        return f"the split cannot be made again from {path}: {error}"
-    return clients.label_counts(data.y_train, data.n_classes)
+        return f"the split of {run.history.folder} was not recorded and cannot be computed again: {error}"
+    return count_labels(clients, data.y_train, data.n_classes)
 
 
 def _grid(panels: int) -> tuple[int, int]:
-    """Choose columns and rows: two by two rather than three and one."""
+    """Return columns and rows of a grid of panels: two by two rather than three and one."""
     across = 2 if panels in (2, 4) else min(3, panels)
     return across, -(-panels // across)
 

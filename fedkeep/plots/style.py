@@ -1,4 +1,4 @@
-"""How plots look: small, quiet, readable in print, and told apart by the colour-blind and without colour."""
+"""Style of the plots: small, readable in print, and readable for the colour-blind and without colour."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._util.optional import require_extra
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import require_choice
 from fedkeep.errors import FedkeepError
 
 FORMATS = ("pdf", "png", "svg")
-# Okabe and Ito's colours, yellow left out (too light on white); line styles tell the lines apart without them.
+# Okabe and Ito's colours without yellow (too light on white); line styles distinguish the lines without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
-SCALE = "cividis"  # dark to light in steps of equal contrast, the same to the colour-blind
+COLOUR_SCALE = "cividis"  # dark to light in steps of equal contrast, also for the colour-blind
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -29,50 +29,63 @@ _SETTINGS = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.4,
-    "pdf.fonttype": 42,  # TrueType: text stays text, as publishers ask for
+    "pdf.fonttype": 42,  # TrueType: text stays text, as publishers require
     "svg.fonttype": "none",
     "savefig.dpi": 300,
 }
 
 
 @contextmanager
-def styled() -> Iterator[None]:
-    """Apply the style within, and leave the user's own settings as they were."""
+def plot_style() -> Iterator[None]:
+    """Apply the style inside the context; the user's own settings are restored afterwards."""
     matplotlib = require_extra("matplotlib", "plots", "plotting")
     with matplotlib.rc_context(_SETTINGS):
         yield
 
 
 def figure(width: float, height: float, **kwargs: Any) -> Any:
-    """Make a figure in inches, apart from pyplot and its global state."""
+    """Return a new figure with a size in inches, without pyplot and its global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", **kwargs)
 
 
-def line(k: int) -> dict[str, Any]:
-    """Give the k-th line its colour and style."""
+def line_style(k: int) -> dict[str, Any]:
+    """Return the colour and the style of the k-th line."""
     return {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k % len(DASHES)]}
 
 
 def parse_formats(text: str) -> list[str]:
-    """Turn "pdf,png" into known formats."""
-    formats = [word.strip().lower().removeprefix(".") for word in text.split(",") if word.strip()]
-    for one in formats:
-        if one not in FORMATS:
-            raise FedkeepError(f"unknown format {one!r}: {did_you_mean(one, FORMATS)}")
+    """Parse "pdf,png" into a list of formats."""
+    formats = [item.strip().lower().removeprefix(".") for item in text.split(",") if item.strip()]
+    for name in formats:
+        require_choice("format", name, FORMATS)
     if not formats:
-        raise FedkeepError(f"no format to draw in: valid are {', '.join(FORMATS)}")
+        raise FedkeepError(
+            f"no format to draw in: valid are {', '.join(FORMATS)}", key="format", value=text, valid=FORMATS
+        )
     return list(dict.fromkeys(formats))
 
 
-def save(drawn: Any, folder: Path, name: str, formats: list[str]) -> list[Path]:
-    """Write a figure in every format; the same figure gives the same bytes."""
-    paths = [folder / f"{name}.{one}" for one in formats]
-    for path, one in zip(paths, formats, strict=True):
-        about = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(one)
+def make_folder(folder: str | Path) -> Path:
+    """Create the folder for the plots if it does not exist, and return it."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedkeepError(
+            f"the folder {folder} cannot be created: {error.strerror}", key="output", value=str(folder)
+        ) from error
+    return folder
+
+
+def save(fig: Any, folder: Path, name: str, formats: list[str]) -> list[Path]:
+    """Write a figure in every format and return the files; the same figure gives the same bytes."""
+    paths = [folder / f"{name}.{extension}" for extension in formats]
+    for path, extension in zip(paths, formats, strict=True):
+        metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(extension)
         try:
-            drawn.savefig(path, format=one, metadata=about, bbox_inches="tight", pad_inches=0.03)
+            fig.savefig(path, format=extension, metadata=metadata, bbox_inches="tight", pad_inches=0.03)
         except OSError as error:
-            raise FedkeepError(f"{path} could not be written: {error.strerror}") from error
+            raise FedkeepError(f"{path} cannot be written: {error.strerror}", key="output", value=str(path)) from error
     return paths

@@ -1,12 +1,10 @@
-"""The report: one page, in one file, that shows what runs forgot, when, and where.
+"""The report: a page in one HTML file that shows which classes runs forgot, when, and in which phase of a round.
 
-data.py      what the page shows, as plain numbers: pure functions of groups of runs
-verdict.py   what came out, in words
-anatomy.py   one round taken apart: the global model before, every client, the global model after
-page.py      the numbers, the script and the style, in one HTML file
-watch.py     the same page, refreshed while runs go on, served on loopback
-commands.py  fedkeep report, fedkeep watch
-static/      the page's own HTML, CSS and JavaScript
+data.py      the data of the page, computed from groups of runs
+verdict.py   the result in sentences
+page.py      the HTML file: data, script and style in one
+watch.py     the same page, served on the local machine and refreshed while runs are in progress
+static/      the page's HTML, CSS and JavaScript
 """
 
 from fedkeep.reports.data import page_data

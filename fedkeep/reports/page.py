@@ -1,4 +1,4 @@
-"""The page: the numbers, the script and the style in one HTML file that asks the network for nothing."""
+"""The report page: data, script and style in one HTML file that makes no network request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedkeep.analysis.groups import group
+from fedkeep.analysis.groups import group_runs
 from fedkeep.reports.data import page_data
 from fedkeep.runs.files import write_atomic
 
@@ -20,14 +20,14 @@ SCRIPTS = ("base.js", "charts.js", "sections.js", "table.js", "main.js")
 
 
 def write(runs: Iterable[str | Path], output: Path, title: str = "fedkeep report") -> dict[str, Any]:
-    """Write the page of these runs, and return what it shows."""
-    data = page_data(group(runs))
+    """Write the page of these runs and return its data."""
+    data = page_data(group_runs(runs))
     write_atomic(output, render(data, title).encode())
     return data
 
 
 def render(data: dict[str, Any], title: str = "fedkeep report", live: bool = False) -> str:
-    """Put the page together. Its policy admits this very script and style, and nothing from elsewhere."""
+    """Return the page as HTML. Its content security policy allows only this script and this style."""
     script = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = (STATIC / "page.css").read_text(encoding="utf-8")
     source = "'self'" if live else "'none'"
@@ -48,7 +48,7 @@ def render(data: dict[str, Any], title: str = "fedkeep report", live: bool = Fal
 
 
 def embed(value: Any) -> str:
-    """Write JSON that can stand inside a script element, whatever text it holds.
+    """Return JSON that is safe inside a script element, whatever text it contains.
 
     >>> embed({"name": "</script>"})
     '{"name":"\\\\u003c/script\\\\u003e"}'
@@ -58,12 +58,12 @@ def embed(value: Any) -> str:
 
 
 def fill(template: str, parts: dict[str, str]) -> str:
-    """Put each part at its place, in one pass: what is put in is not looked at again.
+    """Replace every {{name}} by its part, in one pass: inserted text is not searched again.
 
     >>> fill("a {{x}} c", {"x": "{{x}}"})
     'a {{x}} c'
     """
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def _hash(text: str) -> str:

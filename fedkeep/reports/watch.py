@@ -1,4 +1,4 @@
-"""The page while runs go on: served on loopback, and made anew when a run has written another round."""
+"""The report page while runs are in progress: served on the local machine, refreshed after every round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedkeep.analysis.groups import group
+from fedkeep.analysis.groups import group_runs
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.reports.data import page_data
 from fedkeep.reports.page import embed, render
@@ -18,34 +18,34 @@ from fedkeep.runs.files import ROUNDS
 from fedkeep.runs.reading import find_runs
 
 HOST = "127.0.0.1"
-REST = 4  # a page that takes long to make is made less often: making it is at most a fifth of the time
+PAUSE_FACTOR = 4  # pause between two renderings, in units of their duration: at most a fifth of the time is rendering
 
 
 class Source:
-    """What the runs show by now, read again only when a round has been written."""
+    """The current data of the page, read again only when a round has been written."""
 
     def __init__(self, runs: Sequence[str | Path]) -> None:
         self.runs = list(runs)
         self._lock = threading.Lock()
-        self._seen: Any = None
-        self._next = 0.0
+        self._stamps: Any = None
+        self._next_update = 0.0
         self._data: dict[str, Any] = _waiting("No round has been evaluated yet.")
 
     def data(self) -> dict[str, Any]:
-        """Return the page's data, new where that is due."""
+        """Return the data of the page, updated if a round has been written since."""
         with self._lock:
-            if time.monotonic() < self._next:
+            if time.monotonic() < self._next_update:
                 return self._data
-            began = time.monotonic()
+            started = time.monotonic()
             try:
-                seen = [(path, *_stamp(path / ROUNDS)) for path in find_runs(self.runs)]
-                if seen != self._seen:
-                    self._data = page_data(group(self.runs))
-                    self._seen = seen
-            except FedkeepError as error:  # no round yet; or a folder that is just being made, moved or removed
+                stamps = [(path, *_stamp(path / ROUNDS)) for path in find_runs(self.runs)]
+                if stamps != self._stamps:
+                    self._data = page_data(group_runs(self.runs))
+                    self._stamps = stamps
+            except FedkeepError as error:  # no round yet, or a folder is being created, moved or removed
                 self._data = self._data if self._data["groups"] else _waiting(f"Waiting: {error}.")
             ended = time.monotonic()
-            self._next = ended + REST * (ended - began)
+            self._next_update = ended + PAUSE_FACTOR * (ended - started)
             return self._data
 
 
@@ -54,16 +54,17 @@ def _waiting(headline: str) -> dict[str, Any]:
 
 
 def _stamp(file: Path) -> tuple[int, int]:
+    """Return the time and size of a file, (0, 0) if there is none."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def serve(runs: Sequence[str | Path], port: int) -> ThreadingHTTPServer:
-    """Make the server of these runs' page; `serve_forever` runs it. Port 0 takes any that is free."""
-    find_runs(runs)  # says at once what is not a run
+    """Return a server of the report page of these runs; `serve_forever` starts it. Port 0 selects a free port."""
+    find_runs(runs)  # raises if a folder holds no run
     source = Source(runs)
 
     class Handler(_Handler):
@@ -73,45 +74,49 @@ def serve(runs: Sequence[str | Path], port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
-        raise RunError(f"port {port} cannot be listened on ({error.strerror}): choose another, or 0 for any") from None
+        raise RunError(
+            f"cannot listen on port {port} ({error.strerror}): choose another port, or 0 for any free port",
+            key="port",
+            value=port,
+        ) from None
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Two answers, / and /data.json; asked by another name than loopback's, none."""
+    """Serves / and /data.json, and only to requests for this machine's own host name."""
 
     source: Source
     server_version, sys_version = "fedkeep", ""
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer with the page, or with its data."""
+        """Send the page or its data."""
         port = self.connection.getsockname()[1]
-        # A page from elsewhere can make a browser call us under its own name (DNS rebinding): only ours is answered.
+        # Another site can make a browser call this server under its own host name (DNS rebinding): reject those.
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
-            self._answer(403, "text/plain", b"this page is served to the machine it runs on, and to no other name\n")
+            self._send(403, "text/plain", b"only requests for 127.0.0.1 or localhost are answered\n")
         elif self.path == "/":
-            self._answer(200, "text/html; charset=utf-8", render(self.source.data(), live=True).encode())
+            self._send(200, "text/html; charset=utf-8", render(self.source.data(), live=True).encode())
         elif self.path == "/data.json":
             body = embed({**self.source.data(), "live": True}).encode()
-            mark = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            same = self.headers.get("If-None-Match") == mark
-            self._answer(304 if same else 200, "application/json", b"" if same else body, mark)
+            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+            same = self.headers.get("If-None-Match") == etag
+            self._send(304 if same else 200, "application/json", b"" if same else body, etag)
         else:
-            self._answer(404, "text/plain", b"there are two things here: / and /data.json\n")
+            self._send(404, "text/plain", b"not found: only / and /data.json exist\n")
 
     do_HEAD = do_GET  # noqa: N815 (the name that http.server looks for)
 
-    def _answer(self, status: int, kind: str, body: bytes, mark: str | None = None) -> None:
+    def _send(self, status: int, kind: str, body: bytes, etag: str | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
-        if mark:
-            self.send_header("ETag", mark)
+        if etag:
+            self.send_header("ETag", etag)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet: a line for every refresh helps nobody."""
+        """Print nothing: every refresh would be a line."""

@@ -78,7 +78,7 @@ class History:
         return forgetting.class_accuracy(first["confusion"])
 
     def local(self, round: int) -> dict[str, np.ndarray]:
-        """What became of the cohort's local models in a round: `ids`, `class_accuracy` and `label_counts` [K, C]."""
+        """Return the cohort's `ids` in a round, and `class_accuracy` and `label_counts` [K, C] of its local models."""
         for record in self.records:
             if record["round"] == round and "local" in record:
                 total = np.array(record["local"]["total"], dtype=float)
@@ -87,19 +87,33 @@ class History:
                     "class_accuracy": np.array(record["local"]["hits"]) / np.where(total > 0, total, np.nan),
                     "label_counts": np.array(record["local"]["label_counts"]),
                 }
-        raise FedkeepError(f"the local models of round {round} were not evaluated: see eval_local_every")
+        raise FedkeepError(
+            f"the local models of round {round} were not evaluated: see eval_local_every",
+            key="eval_local_every",
+            value=round,
+        )
+
+    @property
+    def anatomy_rounds(self) -> list[int]:
+        """The rounds that `anatomy` can return: local models evaluated, global model evaluated before and after."""
+        evaluated = {r["round"] for r in self.records if "confusion" in r}
+        return [r["round"] for r in self.records if "local" in r and {r["round"] - 1, r["round"]} <= evaluated]
 
     def anatomy(self, round: int) -> dict[str, np.ndarray]:
-        """Say where a round forgot: accuracies `before` [C], of `clients` [K, C], `after` [C], and what each step lost.
+        """Return where a round forgot: accuracies `before` [C], of `clients` [K, C], `after` [C], and the losses.
 
-        `ids` and `label_counts` tell the clients apart. `local_forgetting` and `aggregation_forgetting` are [K, C],
+        `ids` and `label_counts` are those of the clients. `local_forgetting` and `aggregation_forgetting` are [K, C],
         `round_forgetting` is [C]. The local models must have been evaluated, and the global one before and after.
         """
-        local, known = self.local(round), {r["round"]: r["confusion"] for r in self.records if "confusion" in r}
-        missing = [r for r in (round - 1, round) if r not in known]
+        local, confusions = self.local(round), {r["round"]: r["confusion"] for r in self.records if "confusion" in r}
+        missing = [r for r in (round - 1, round) if r not in confusions]
         if missing:
-            raise FedkeepError(f"the global model of round {missing[0]} was not evaluated: see eval_every")
-        before, after = (forgetting.class_accuracy(known[r]) for r in (round - 1, round))
+            raise FedkeepError(
+                f"the global model of round {missing[0]} was not evaluated: see eval_every",
+                key="eval_every",
+                value=missing[0],
+            )
+        before, after = (forgetting.class_accuracy(confusions[r]) for r in (round - 1, round))
         clients = local["class_accuracy"]
         return {
             "ids": local["ids"],

@@ -1,6 +1,7 @@
-"""Who holds which classes, kept with a run: `split.json`, with some of the clients where there are many.
+"""Label counts of a run: how many examples of each class a client holds, stored as `split.json`.
 
-A record is `{"clients": N, "ids": [...], "counts": [[examples of each class], ...]}`; ids are those that are shown.
+A table is `{"clients": N, "ids": [...], "counts": [[examples of each class], ...]}`. Of many clients it holds some,
+evenly spaced; `ids` are theirs, one for each row of `counts`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ MAX_CLIENTS = 200
 
 
 def write_label_counts(folder: Path, clients: Partition, y: Any, n_classes: int) -> None:
-    """Write the split into a run's folder, if it is not there."""
+    """Write the label counts into a run folder unless they are there already."""
     if not (file := folder / SPLIT).exists():
         write_atomic(file, json.dumps(count_labels(clients, y, n_classes)).encode())
 
 
 def count_labels(clients: Partition, y: Any, n_classes: int, most: int = MAX_CLIENTS) -> dict[str, Any]:
-    """Count each client's labels; of many clients, those at even distances.
+    """Return the label counts of the clients; of more than `most`, those of evenly spaced ones.
 
     >>> count_labels(Partition(np.arange(4), np.array([0, 2, 4])), [0, 0, 0, 1], 2)
     {'clients': 2, 'ids': [0, 1], 'counts': [[2, 0], [1, 1]]}
@@ -39,29 +40,29 @@ def count_labels(clients: Partition, y: Any, n_classes: int, most: int = MAX_CLI
 
 
 def label_counts_of(history: History) -> dict[str, Any] | None:
-    """Return a run's split: as it was kept, or else as far as its rounds tell of it, or None."""
-    return (_kept(history.folder) if history.folder else None) or _seen(history.records)
+    """Return the label counts of a run: from its split.json, otherwise from its records, otherwise None."""
+    return (_read(history.folder) if history.folder else None) or _from_records(history.records)
 
 
-def _kept(folder: Path) -> dict[str, Any] | None:
+def _read(folder: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((folder / SPLIT).read_text())
-        counts = np.asarray(found["counts"], dtype=int)
-        if counts.ndim != 2 or len(counts) != len(found["ids"]):
+        table = json.loads((folder / SPLIT).read_text())
+        counts = np.asarray(table["counts"], dtype=int)
+        if counts.ndim != 2 or len(counts) != len(table["ids"]):
             return None
-        return {"clients": int(found["clients"]), "ids": [int(k) for k in found["ids"]], "counts": counts.tolist()}
+        return {"clients": int(table["clients"]), "ids": [int(k) for k in table["ids"]], "counts": counts.tolist()}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _seen(records: Iterable[Record]) -> dict[str, Any] | None:
-    """Gather the label counts of the clients whose local models were evaluated."""
-    seen: dict[int, list[int]] = {}
+def _from_records(records: Iterable[Record]) -> dict[str, Any] | None:
+    """Return the label counts of the clients whose local models were evaluated."""
+    counts: dict[int, list[int]] = {}
     for record in records:
         if "local" in record:
-            seen.update(zip(record["cohort"], record["local"]["label_counts"], strict=True))
-    if not seen:
+            counts.update(zip(record["cohort"], record["local"]["label_counts"], strict=True))
+    if not counts:
         return None
-    ids = sorted(seen)
+    ids = sorted(counts)
     shown = [ids[i] for i in evenly_spaced(len(ids), MAX_CLIENTS)]
-    return {"clients": len(ids), "ids": shown, "counts": [seen[k] for k in shown]}
+    return {"clients": len(ids), "ids": shown, "counts": [counts[k] for k in shown]}

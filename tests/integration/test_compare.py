@@ -1,44 +1,54 @@
-"""Comparisons: who is best, is it chance, and a table that cuts no number."""
+"""Comparison of runs: significance tests, ranks, sentences, and tables that cut no number."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 from scipy import stats
+from support.errors import raises
+from support.synthetic import records, wave, write_run
 
 from fedkeep.analysis import compare, significance
 from fedkeep.analysis.compare import comparison_as_data, comparison_as_markdown
-from fedkeep.analysis.groups import UNFINISHED, Group, rounds_to
+from fedkeep.analysis.groups import Group, Run, group_runs, rounds_to
 from fedkeep.cli import tables
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History
 
 
-def history(seed: int, accuracies: list[float], low: float = 0.0) -> History:
+def run(seed: int, accuracies: list[float], seconds: float = 1.0) -> Run:
     """Two classes of 1000 test examples; the first has the given accuracies, the second is always right."""
-    records = [{"round": 0, "confusion": [[0, 1000], [1000, 0]]}]
+    lines = [{"round": 0, "confusion": [[0, 1000], [1000, 0]]}]
     for t, a in enumerate(accuracies, start=1):
         hits = round(a * 1000)
         confusion = [[hits, 1000 - hits], [0, 1000]]
-        records.append({"round": t, "confusion": confusion, "bytes_down": 500_000, "bytes_up": 500_000, "seconds": 1.0})
-    return History("m", {}, records, about={"seed": seed})
+        lines.append({"round": t, "confusion": confusion, "bytes_down": 500_000, "bytes_up": 500_000, "seconds": 1.0})
+    lines[-1]["seconds"] = seconds
+    return Run(History("m", {}, lines, about={"seed": seed}))
 
 
-def group(label: str, finals: list[float], seeds: list[int] | None = None, **setting) -> Group:
+def group(label: str, finals: list[float], seeds: list[int] | None = None, seconds: float = 1.0, **kwargs) -> Group:
     seeds = list(range(len(finals))) if seeds is None else seeds
-    runs = [history(s, [0.9, final]) for s, final in zip(seeds, finals, strict=True)]
-    return Group(label, {"method": {"name": label}, **setting}, runs)
+    runs = [run(s, [0.9, final], seconds) for s, final in zip(seeds, finals, strict=True)]
+    return Group(label, {"method": {"name": label}}, runs, **kwargs)
 
 
-# The tests
+def differences(groups: list[Group], against: str | None = None) -> dict[tuple[str, str], compare.Difference]:
+    return {(t.one, t.other): t for t in compare.differences(groups, "final", against)}
 
 
-def test_the_paired_t_test_is_scipys():
+# Significance tests
+
+
+def test_the_paired_t_test_equals_scipys_test_of_two_samples():
     rng = np.random.default_rng(0)
     for n in (3, 5, 12):
         a, b = rng.normal(size=n), rng.normal(size=n) + 0.3
@@ -50,30 +60,32 @@ def test_the_paired_t_test_by_hand():
     assert significance.paired_t([1, 2, 3]) == pytest.approx(1 - math.sqrt(6 / 7))
 
 
-def test_equal_differences_have_no_t_test_and_fall_back_on_the_sign_flip():
+def test_equal_differences_have_no_t_test_and_use_the_sign_flip_test():
     """All +0.1: only the 2 of 2^4 patterns with equal signs reach the sum. No difference at all: every pattern does."""
     assert significance.paired_t([0.1, 0.1, 0.1, 0.1]) == 2 / 16
     assert significance.paired_t([0.0, 0.0, 0.0]) == 1
     assert significance.paired_t([0.3, 0.1 + 0.2, 0.3]) == 2 / 8
 
 
-def test_the_sign_flip_test_tries_every_pattern():
+def test_the_sign_flip_test_enumerates_every_pattern():
     """d = (3, 1, -1): |sum| = 3; of the 8 patterns of +-3 +-1 +-1, the sums are +-(5, 3, 3, 1): 6 reach 3."""
     assert significance.sign_flip([3, 1, -1]) == 6 / 8
+    for scale in (0.1, 1e-3, 1e-12):  # sums that are equal but for rounding count as equal
+        assert significance.sign_flip([3 * scale, scale, -scale]) == 6 / 8
     d = np.random.default_rng(1).normal(size=7) + 0.5
     sums = [abs(sum(s * x for s, x in zip(signs, d, strict=True))) for signs in itertools.product((1, -1), repeat=7)]
     assert significance.sign_flip(d) == np.mean([s >= abs(d.sum()) - 1e-12 for s in sums])
 
 
-def test_with_many_differences_the_sign_flip_test_draws_patterns_and_repeats_itself():
+def test_with_many_differences_the_sign_flip_test_draws_the_same_patterns_each_time():
     d = np.random.default_rng(2).normal(size=20) + 0.4
-    found = significance.sign_flip(d)
-    assert found == significance.sign_flip(d)
-    assert found == pytest.approx(significance.paired_t(d), abs=0.02)
+    p = significance.sign_flip(d)
+    assert p == significance.sign_flip(d)
+    assert p == pytest.approx(significance.paired_t(d), abs=0.02)
     assert significance.sign_flip(np.ones(20)) > 0
 
 
-def test_fewer_than_three_differences_cannot_be_tested():
+def test_fewer_than_three_differences_have_no_p_value():
     assert math.isnan(significance.paired_t([1.0, 2.0]))
     assert math.isnan(significance.sign_flip([1.0]))
 
@@ -89,38 +101,62 @@ def test_holm_by_hand():
     assert math.isnan(missing)
 
 
-# Words
+def test_scipy_is_not_imported_before_a_test_is_computed():
+    script = "import sys, fedkeep, fedkeep.cli.app, fedkeep.analysis.compare; print('scipy.stats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
-def test_a_clear_difference_is_told_apart_and_said():
-    """Forgetting is (0.9 - final)/2: less by 0.15, 0.155, 0.145: t = 0.15 / (0.005/sqrt 3) = 52."""
+# Differences and sentences. Sentences are checked for labels and numbers, not for wording.
+
+
+def test_a_clear_difference_is_significant():
+    """Final accuracy is (1 + final)/2, forgetting (0.9 - final)/2: they differ by 0.15, 0.155, 0.145.
+
+    t = 0.15 / (0.005/sqrt 3) = 52.
+    """
     groups = [group("a", [0.5, 0.49, 0.51]), group("b", [0.8, 0.8, 0.8])]
-    accuracy, forgetting, about = compare.sentences(groups)
-    assert accuracy.startswith("Final accuracy: b is best (90.0%), a second (75.0%). The difference between them, 15.0")
-    assert "is more than chance (3 seeds, p = " in accuracy
-    assert "sign-flip test p = 0.25" in accuracy
-    assert forgetting.startswith("Least forgetting: b is best (0.050), a second (0.200).")
-    assert "corrected for 1 comparison" in about
-    assert "below p = 0.25 with 3 seeds" in about
+    for measure, sign in (("final", 1), ("forgetting", -1)):
+        [found] = compare.differences(groups, measure)
+        assert (found.one, found.other, found.seeds) == ("b", "a", (0, 1, 2))
+        assert found.mean == pytest.approx(sign * 0.15)
+        assert found.p_corrected == found.p < 0.001
+        assert found.p_sign_flip == 0.25
+        assert found.significant
+        assert found.as_data()["told_apart"]
+    accuracy, forgetting, notes = compare.sentences(groups)
+    for part in ("b ", "(90.0%)", "a ", "(75.0%)", "15.0 points", "3 seeds", "p < 0.001", "p = 0.25"):
+        assert part in accuracy
+    for part in ("b ", "(0.050)", "a ", "(0.200)", "0.150"):
+        assert part in forgetting
+    assert "0.25" in notes, "the smallest p-value of the sign-flip test with three seeds"
 
 
-def test_noise_is_called_chance():
+def test_a_difference_within_the_noise_is_not_significant():
     groups = [group("a", [0.5, 0.6, 0.7]), group("b", [0.7, 0.6, 0.52]), group("c", [0.1, 0.11, 0.1])]
-    said = " ".join(compare.sentences(groups))
-    assert "cannot be told from chance" in said
-    assert "is told apart from c." in said
-    assert "corrected for 3 comparisons a measure (Holm)" in said
+    found = differences(groups)
+    assert not found["b", "a"].significant
+    assert found["b", "c"].significant
+    accuracy, _, notes = compare.sentences(groups)
+    assert "0.3 points" in accuracy, "(0.2 + 0 - 0.18) / 3 / 2"
+    assert "3 comparisons" in notes
 
 
-def test_two_common_seeds_cannot_be_tested_and_it_says_so():
+def test_two_common_seeds_cannot_be_tested():
     groups = [group("a", [0.5, 0.6, 0.7], seeds=[0, 1, 2]), group("b", [0.7, 0.6, 0.5], seeds=[1, 2, 3])]
-    [accuracy, _] = compare.sentences(groups)
-    assert accuracy.endswith("They have 2 seeds in common: with fewer than 3 nothing can be tested.")
-    assert "one seed" in compare.sentences([group("a", [0.5]), group("b", [0.7])])[0]
-    assert "no seed" in compare.sentences([group("a", [0.5], [3]), group("b", [0.7])])[0]
+    [found] = compare.differences(groups, "final")
+    assert found.seeds == (1, 2)
+    assert math.isnan(found.p)
+    assert not found.tested
+    assert not found.significant
+    accuracy, _ = compare.sentences(groups)  # and no note about tests
+    assert "2 seeds" in accuracy
+    assert "p =" not in accuracy
+    assert "1 seed " in compare.sentences([group("a", [0.5]), group("b", [0.7])])[0]
+    assert "0 seeds" in compare.sentences([group("a", [0.5], [3]), group("b", [0.7])])[0]
 
 
-def test_pairing_goes_by_seed_not_by_order():
+def test_runs_are_paired_by_seed_not_by_order():
     one, other = group("a", [0.5, 0.6, 0.7], seeds=[0, 1, 2]), group("b", [0.72, 0.51, 0.6], seeds=[2, 0, 1])
     [found] = compare.differences([one, other], "final")
     assert found.one == "b"
@@ -128,37 +164,85 @@ def test_pairing_goes_by_seed_not_by_order():
     assert found.mean == pytest.approx((0.005 + 0 + 0.01) / 3)
 
 
-def test_each_against_one_is_corrected_for_fewer_comparisons():
-    groups = [group(n, [x, x + 0.01, x - 0.02]) for n, x in (("a", 0.4), ("b", 0.5), ("c", 0.61))]
-    groups[1].histories = [history(s, [0.9, x]) for s, x in enumerate((0.5, 0.53, 0.5))]
-    all_pairs = compare.differences(groups, "final")
-    against = compare.differences(groups, "final", against="a")
+def test_tests_against_one_group_are_corrected_for_fewer_comparisons():
+    groups = [group("a", [0.4, 0.41, 0.38]), group("b", [0.5, 0.53, 0.5]), group("c", [0.61, 0.62, 0.59])]
+    all_pairs, against_a = differences(groups), differences(groups, against="a")
     assert len(all_pairs) == 3
-    assert [(t.one, t.other) for t in against] == [("c", "a"), ("b", "a")]
-    matching = next(t for t in all_pairs if (t.one, t.other) == ("b", "a"))
-    assert against[1].p == matching.p
-    assert against[1].p_corrected <= matching.p_corrected
-    said = compare.sentences(groups, "a")[0]
-    assert said.startswith("Final accuracy, against a (")
-    assert "b +" in said
-    with pytest.raises(FedkeepError, match="no group is labelled 'x'"):
+    assert list(against_a) == [("c", "a"), ("b", "a")]
+    assert against_a["b", "a"].p == all_pairs["b", "a"].p
+    assert against_a["b", "a"].p_corrected <= all_pairs["b", "a"].p_corrected
+    accuracy = compare.sentences(groups, "a")[0]
+    for part in ("a (69.8%)", "c +10.5 points", "b +5.7 points"):
+        assert part in accuracy
+    with raises(FedkeepError, key="against", value="x", valid=["a", "b", "c"]):
         compare.sentences(groups, "x")
 
 
-def test_a_run_that_is_not_at_its_end_is_neither_ranked_nor_tested():
-    groups = [group("a", [0.5] * 3), group("b", [0.8] * 3), group("late", [0.99] * 3, **{UNFINISHED: 7})]
-    said = compare.sentences(groups)
-    assert said[0] == "Left out of what follows, because not at its end: late."
-    assert "b is best" in said[1]
-    assert "late" not in comparison_as_data(groups)["ranks"]["final"]
-    assert compare.sentences(groups[1:])[-1] == "There is one setting only: nothing to compare."
+def test_a_group_is_found_by_its_label_or_by_the_name_of_its_only_method():
+    first, second, third = (group(name, [0.5]) for name in ("fedavg", "fedntd (tau=1)", "fedntd (tau=2)"))
+    for g in (second, third):
+        g.setting["method"]["name"] = "fedntd"
+    groups = [first, second, third]
+    assert compare.group_named(groups, "fedavg") is first
+    assert compare.group_named(groups, "fedntd (tau=2)") is third
+    assert compare.group_named([first, second], "fedntd") is second
+    with raises(FedkeepError, key="against", value="fedntd"):
+        compare.group_named(groups, "fedntd")
 
 
-def test_equals_share_their_place():
+@pytest.mark.parametrize("status", ["unfinished", "diverged"])
+def test_a_group_that_is_not_finished_is_neither_ranked_nor_tested(status: str):
+    groups = [group("a", [0.5] * 3), group("b", [0.8] * 3), group("late", [0.99] * 3, status=status)]
+    data = comparison_as_data(groups)
+    assert data["ranks"]["final"] == {"b": 1, "a": 2}
+    assert {label for t in data["tests"] for label in (t["one"], t["other"])} == {"a", "b"}
+    assert [(row["finished"], row["status"]) for row in data["groups"]] == [(True, "finished")] * 2 + [(False, status)]
+    excluded, *rest = compare.sentences(groups)
+    assert "late" in excluded
+    assert not any("late" in sentence for sentence in rest)
+    assert len(compare.sentences(groups[1:])) == 2, "one excluded, nothing to compare"
+    assert len(compare.sentences(groups[:2], "a")) == 3
+    assert len(compare.sentences(groups, "late")) == 2, "nothing to compare with an unfinished group"
+
+
+def test_runs_that_are_not_finished_form_groups_of_their_own(tmp_path: Path):
+    """Their status is not part of the setting; the label contains it."""
+    lines = records(wave(0, rounds=4))
+    for name, last, seed in (("a", 4, 0), ("b", 4, 1), ("c", 2, 2), ("d", 2, 3), ("e", 3, 4), ("f", 2, 5)):
+        write_run(tmp_path / name, lines[: last + 1], seed=seed, rounds=4)
+    (tmp_path / "f" / "diverged.txt").write_text("diverged in round 3")
+    groups = group_runs([tmp_path])
+    assert [(g.label, g.status, g.last_round, g.seeds) for g in groups] == [
+        ("fedavg", "finished", 4, [0, 1]),
+        ("fedavg (unfinished at round 2)", "unfinished", 2, [2, 3]),
+        ("fedavg (unfinished at round 3)", "unfinished", 3, [4]),
+        ("fedavg (diverged after round 2)", "diverged", 2, [5]),
+    ]
+    assert all(g.setting == groups[0].setting for g in groups)
+
+
+def test_the_comparison_as_data():
+    data = comparison_as_data([group("a", [0.5, 0.6]), group("b", [0.8, 0.8])])
+    assert set(data) == {"groups", "ranks", "tests", "found"}
+    row = data["groups"][0]
+    assert set(row) == {"label", "setting", "seeds", "finished", "status", "last_round", "mean", "spread"}
+    assert (row["label"], row["setting"], row["seeds"], row["last_round"]) == (
+        "a",
+        {"method": {"name": "a"}},
+        [0, 1],
+        2,
+    )
+    assert row["mean"]["final"] == pytest.approx(0.775)
+    assert row["spread"]["final"] == pytest.approx(0.05 / 2**0.5)
+    assert len(data["tests"]) == len(compare.HIGHER_IS_BETTER)
+
+
+def test_equal_values_share_a_rank():
     assert compare.ranks({"a": 0.5, "b": 0.5, "c": 0.1}, higher=True) == {"a": 1, "b": 1}
     assert compare.ranks({"a": 0.5}, higher=True) == {}
     assert compare.ranks({"a": float("nan"), "b": 1.0}, higher=True) == {}
-    assert "a and b are best, both at" in compare.sentences([group("a", [0.5] * 3), group("b", [0.5] * 3)])[0]
+    accuracy = compare.sentences([group("a", [0.5] * 3), group("b", [0.5] * 3)])[0]
+    assert accuracy.count("75.0%") == 1, "both have the same value"
 
 
 def test_markdown_marks_best_and_second():
@@ -169,9 +253,9 @@ def test_markdown_marks_best_and_second():
     assert "**" not in lines["c"].replace("**95.0±0.0**", "")  # all have the same best round
 
 
-def test_rounds_to_shares_of_a_target():
+def test_rounds_to_fractions_of_a_target():
     """Accuracies of both classes together: 0.6, 0.7, 0.9 over three rounds; A = 0.8: 0.4, 0.6 and 0.76."""
-    g = Group("a", {}, [history(0, [0.2, 0.4, 0.8]), history(1, [0.2, 0.3, 0.3])])
+    g = Group("a", {}, [run(0, [0.2, 0.4, 0.8]), run(1, [0.2, 0.3, 0.3])])
     assert rounds_to(g, 0.8) == {0.5: [1, 1], 0.75: [1, 1], 0.95: [3, None]}
     assert comparison_as_data([g, group("b", [0.1])], target=0.8)["groups"][0]["rounds_to"]["0.95"] == [3, None]
 
@@ -179,17 +263,18 @@ def test_rounds_to_shares_of_a_target():
 # The table
 
 
+def printed(width: int, title: str, *groups: Group) -> str:
+    output = io.StringIO()
+    Console(file=output, width=width).print(tables.comparison(title, {g.label: g for g in groups}))
+    return output.getvalue()
+
+
 @pytest.mark.parametrize("width", [26, 40, 60, 69, 75, 79, 80, 81, 120])
 @pytest.mark.parametrize("seconds", [1.0, 12345.6])
 def test_no_number_is_cut_however_narrow_the_terminal(width: int, seconds: float):
-    groups = [group("fedavg", [0.5, 0.61, 0.7]), group("a method with a long name", [0.1, 0.8, 0.8])]
-    for g in groups:
-        for h in g.histories:
-            h.records[-1]["seconds"] = seconds
-    shown = io.StringIO()
-    console = Console(file=shown, width=width)
-    console.print(tables.comparison("Title", {g.label: g.histories for g in groups}))
-    text = shown.getvalue()
+    one = group("fedavg", [0.5, 0.61, 0.7], seconds=seconds)
+    other = group("a method with a long name", [0.1, 0.8, 0.8], seconds=seconds)
+    text = printed(width, "Title", one, other)
     for number in ("80.2±5.0", "95.0±0.0", "0.15±0.05", "0.17±0.20", f"{1 + seconds:.1f}"):
         assert number in text
     assert "…" not in text
@@ -197,17 +282,16 @@ def test_no_number_is_cut_however_narrow_the_terminal(width: int, seconds: float
 
 
 def test_best_and_second_are_marked_without_colour():
-    groups = {"a": group("a", [0.5]).histories, "b": group("b", [0.8]).histories, "c": group("c", [0.7]).histories}
-    shown = io.StringIO()
-    Console(file=shown, width=100).print(tables.comparison("", groups))
-    rows = {line.split()[0]: line for line in shown.getvalue().splitlines() if line.strip()}
+    text = printed(
+        100, "", group("a", [0.5]), group("b", [0.8]), group("c", [0.7]), group("d", [0.9], status="diverged")
+    )
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "90.0¹" in rows["b"]
     assert "85.0²" in rows["c"]
     assert "75.0 " in rows["a"]
+    assert "95.0 " in rows["d"], "a run that diverged has no rank"
     assert rows["a"].index("75.0") == rows["b"].index("90.0")
 
 
-def test_a_single_run_is_not_marked():
-    shown = io.StringIO()
-    Console(file=shown, width=100).print(tables.comparison("", {"a": group("a", [0.5]).histories}))
-    assert "¹" not in shown.getvalue()
+def test_a_single_group_has_no_rank():
+    assert "¹" not in printed(100, "", group("a", [0.5]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.cli import fedkeep
 
 import fedkeep as fk
-from fedkeep.analysis.groups import group
+from fedkeep.analysis.groups import group_runs
 from fedkeep.cli import heatmap
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments import experiment
@@ -169,9 +169,10 @@ def test_run_sweep_compare_and_partition(tmp_path: Path) -> None:
     ]
     assert "over 2 runs" in done.stdout
     found = json.loads(fedkeep("compare", "runs", "--json", cwd=tmp_path).stdout)
-    assert "They have 2 seeds in common: with fewer than 3 nothing can be tested." in found["found"][0]
+    assert {len(test["seeds"]) for test in found["tests"]} == {2}, "too few seeds for a test"
+    assert not any(test["told_apart"] for test in found["tests"])
     rows = found["groups"]
-    assert [(row["label"], row["seeds"]) for row in rows] == [("fedavg", [0, 1]), ("fedntd, beta 0.5", [0, 1])]
+    assert [(row["label"], row["seeds"]) for row in rows] == [("fedavg", [0, 1]), ("fedntd (beta=0.5)", [0, 1])]
     finals = [fk.load_run(tmp_path / "runs" / f"x-method=fedavg-seed={s}").summary()["final"] for s in (0, 1)]
     assert rows[0]["mean"]["final"] == pytest.approx(sum(finals) / 2)
     assert rows[0]["spread"]["final"] == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
@@ -211,12 +212,12 @@ def test_groups_are_labelled_by_what_differs(tmp_path: Path) -> None:
         "a": [], "b": ["seed=1"], "c": ["lr=0.5"], "d": ["method=fedavg"], "e": ["method.tau=3"],
     }.items():  # fmt: skip
         made(*overrides).run(tmp_path / name)
-    groups = {g.label: g.seeds for g in group([tmp_path])}
+    groups = {g.label: g.seeds for g in group_runs([tmp_path])}
     assert groups == {
-        "fedntd, beta 0.5, lr 0.01": [0, 1],
-        "fedntd, beta 0.5, lr 0.5": [0],
-        "fedavg, lr 0.01": [0],
-        "fedntd, beta 0.5, tau 3, lr 0.01": [0],
+        "fedntd (beta=0.5, lr=0.01)": [0, 1],
+        "fedntd (beta=0.5, lr=0.5)": [0],
+        "fedavg (lr=0.01)": [0],
+        "fedntd (beta=0.5, tau=3, lr=0.01)": [0],
     }
     with pytest.raises(RunError, match="holds none"):
         reading.find_runs([tmp_path / "a" / "clients"])
@@ -228,8 +229,8 @@ def test_labels_do_not_collide_and_runs_count_once(tmp_path: Path) -> None:
         made("method=feddf", "method.max_steps=2", "data.public=4", *overrides).run(tmp_path / name)
     with pytest.raises(fk.errors.Diverged):
         made("lr=1e30").run(tmp_path / "d")
-    groups = group([tmp_path])
-    assert [(g.label, g.seeds) for g in groups] == [("feddf, batch_size 60", [0]), ("feddf, batch_size 30", [0])]
+    groups = group_runs([tmp_path])
+    assert [(g.label, g.seeds) for g in groups] == [("feddf (batch_size=60)", [0]), ("feddf (batch_size=30)", [0])]
 
 
 def test_one_bad_run_does_not_take_the_others_along(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What leaves fedkeep: tables, plots, TensorBoard's files, and the commands that write them."""
+"""Export of tables, plots and TensorBoard files, and the commands that write them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cli import fedkeep
+from support.errors import raises
+from support.synthetic import records, wave, write_run
 
 import fedkeep as fk
 from fedkeep import forgetting as fg
 from fedkeep.analysis import export
 from fedkeep.analysis.export import COLUMNS, long_table, wide_table
+from fedkeep.analysis.groups import group_runs
 from fedkeep.cli.app import main
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.plots import instruments, style
 from fedkeep.plots import runs as plots
+from fedkeep.runs.label_counts import write_label_counts
 
 SMALL = {
     "method": "fedavg",
@@ -43,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """The same without a process of its own, which takes seconds to begin: (exit code, output, errors)."""
+    """Run a command in this process, which saves the seconds a new one takes: (exit code, output, errors)."""
 
     def run(*args: str) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
@@ -64,7 +68,7 @@ def values(rows: list[dict], measure: str, **where) -> list[float]:
 # Tables
 
 
-def test_the_long_table_holds_every_figure(folder: Path) -> None:
+def test_the_long_table_contains_every_number(folder: Path) -> None:
     path = folder / "fedavg-0"
     history, rows = fk.load_run(path), list(long_table([path]))
     assert all(set(row) == set(COLUMNS) for row in rows)
@@ -78,14 +82,14 @@ def test_the_long_table_holds_every_figure(folder: Path) -> None:
     for name in ("local_forgetting", "aggregation_forgetting"):
         for k, client in enumerate(anatomy["ids"].tolist()):
             assert values(rows, name, round=2, client=client) == pytest.approx(anatomy[name][k].tolist())
-    mine = fg.personalised(history.local(1)["class_accuracy"], history.local(1)["label_counts"])
-    assert values(rows, "personalised", round=1) == pytest.approx(mine.tolist())
+    personalised = fg.personalised(history.local(1)["class_accuracy"], history.local(1)["label_counts"])
+    assert values(rows, "personalised", round=1) == pytest.approx(personalised.tolist())
     assert len(values(rows, "weight_divergence", round=3)) == 2  # studied after round 2, of the round to come
     assert len(values(rows, "gradient_diversity")) == 2
     assert all(np.isfinite(row["value"]) for row in rows)
 
 
-def test_the_wide_table_has_a_row_a_round(folder: Path) -> None:
+def test_the_wide_table_has_one_row_per_round(folder: Path) -> None:
     columns, rows = wide_table([folder / "fedavg-0", folder / "fedntd-1"])
     assert columns[:4] == ["run", "method", "seed", "round"]
     assert {"accuracy", "class_accuracy_9", "round_forgetting", "seconds"} <= set(columns)
@@ -95,7 +99,7 @@ def test_the_wide_table_has_a_row_a_round(folder: Path) -> None:
     ]
 
 
-def test_csv_and_parquet_say_the_same(folder: Path, tmp_path: Path) -> None:
+def test_csv_and_parquet_have_the_same_contents(folder: Path, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow", reason="Parquet needs the extra data")
     rows = list(long_table([folder / "fedavg-0"]))
@@ -109,45 +113,46 @@ def test_csv_and_parquet_say_the_same(folder: Path, tmp_path: Path) -> None:
     assert str(other["round"].dtype).lower() == "int64"
 
 
-def test_without_its_extra_parquet_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_parquet_without_its_extra_raises_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(
-        FedkeepError, match=r"Parquet needs pyarrow, which is not installed: pip install 'fedkeep\[data\]'"
-    ):
+    with raises(FedkeepError, key="pyarrow", mentions=["pip install 'fedkeep[data]'"]):
         export.write_table(tmp_path / "x.parquet", COLUMNS, [])
 
 
-def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedkeepError, match="neither CSV nor Parquet"):
-        export.require_table_file(tmp_path / "x.xlsx")
-    with pytest.raises(FedkeepError, match="there is no folder"):
-        export.require_table_file(tmp_path / "nowhere" / "x.csv")
+def test_files_that_cannot_be_written_raise(tmp_path: Path) -> None:
+    excel, nowhere = tmp_path / "x.xlsx", tmp_path / "nowhere" / "x.csv"
+    with raises(FedkeepError, key="output", value=str(excel), valid=[".csv", ".parquet"]):
+        export.require_table_file(excel)
+    with raises(FedkeepError, key="output", value=str(nowhere), mentions=[str(nowhere.parent)]):
+        export.require_table_file(nowhere)
 
 
 def test_the_export_command(folder: Path, tmp_path: Path, inside) -> None:
     done = fedkeep("export", str(folder), "-o", "all.csv", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["runs"] == 4
+    summary = json.loads(done.stdout)
+    assert summary["runs"] == 4
     with open(tmp_path / "all.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == told["rows"] > 1000
+        assert len(list(csv.DictReader(file))) == summary["rows"] > 1000
     _, printed, _ = inside("export", str(folder / "fedavg-0"), "--wide")
     assert [row["round"] for row in csv.DictReader(io.StringIO(printed))][:4] == ["0", "1", "2", "3"]
-    for bad, said in (
-        (["export", str(folder), "-o", "x.cvs"], "did you mean .csv"),
-        (["export", "none"], "not a run folder"),
+    for wrong, parts in (
+        (["export", str(folder), "-o", "x.cvs"], ["x.cvs", ".csv"]),
+        (["export", "none"], ["none"]),
     ):
-        code, _, errors = inside(*bad)
+        code, _, errors = inside(*wrong)
         assert code == 2
-        assert said in errors
+        assert all(part in errors for part in parts)
         assert len(errors.strip().splitlines()) == 1
 
 
 # Plots
 
 
-def test_every_plot_is_drawn_and_the_same_each_time(folder: Path, tmp_path: Path) -> None:
+def test_every_plot_is_drawn_and_identical_each_time(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     import matplotlib
 
@@ -164,43 +169,71 @@ def test_every_plot_is_drawn_and_the_same_each_time(folder: Path, tmp_path: Path
 
 def test_plots_show_what_was_measured(folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
-    from fedkeep.analysis.groups import group
-
-    groups = group([folder])
-    with style.styled():
-        [axes] = plots.accuracy(groups, [folder]).axes
-        heat = plots.classes(groups, [folder]).axes[0]
-    seeds = np.stack([h.accuracy for h in groups[0].histories])
+    groups = group_runs([folder])
+    with style.plot_style():
+        [axes] = plots.accuracy(groups).axes
+        heat = plots.classes(groups).axes[0]
+        where = plots.where(groups).axes[0]
+    seeds = np.stack([run.accuracy for run in groups[0].runs])
     assert axes.lines[0].get_ydata() == pytest.approx(100 * seeds.mean(0))
     shown = heat.images[0].get_array()
-    assert np.allclose(shown, np.mean([h.class_accuracy for h in groups[0].histories], axis=0).T)
+    assert np.allclose(shown, np.mean([run.class_accuracy for run in groups[0].runs], axis=0).T)
+    rounds = [fk.load_run(folder / f"fedavg-{seed}").anatomy(t) for seed in (0, 1) for t in (1, 2, 3)]
+    for bars, name in zip(where.containers, ("local_forgetting", "aggregation_forgetting"), strict=True):
+        expected = np.mean([anatomy[name].mean(0) for anatomy in rounds], axis=0)
+        assert [bar.get_height() for bar in bars] == pytest.approx(expected.tolist())
 
 
-def test_a_plot_without_figures_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_split_plot_shows_the_ids_of_the_clients(tmp_path: Path) -> None:
+    """Of 500 clients split.json holds 200, at even distances: the axis names these, not 0 to 199."""
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    run = write_run(tmp_path / "run", records(wave(0)))
+    y = np.arange(1500) % 3
+    write_label_counts(run, fk.data.partition.iid(y, 500), y, 3)
+    ids = json.loads((run / "split.json").read_text())["ids"]
+    assert ids[-1] == 499
+    with style.plot_style():
+        fig = plots.split(group_runs([run]))
+        axes = fig.axes[0]
+        fig.canvas.draw()
+    ticks = {
+        round(tick): label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    }
+    shown = {k: text for k, text in ticks.items() if 0 <= k < len(ids)}
+    assert len(shown) > 2
+    assert shown == {k: str(ids[k]) for k in shown}
+    assert "200 of 500" in axes.get_title(loc="left")
+
+
+def test_a_plot_without_data_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     train = {**SMALL["train"], "eval_every": 2, "eval_local_every": 0}
     Experiment.from_dict({**SMALL, "train": train}).run(tmp_path / "sparse")
     drawn = plots.plot([tmp_path / "sparse"], tmp_path / "plots", "svg")
     assert {"accuracy.svg", "split.svg"} <= {p.name for p in drawn}
-    assert "where is left out" in caplog.text
+    skipped = [record for record in caplog.records if "eval_local_every=1" in record.getMessage()]
+    assert [record.args[0] for record in skipped] == ["where"]
 
 
-def test_bad_plots_and_formats_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_invalid_plot_options_raise(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
-    with pytest.raises(FedkeepError, match="did you mean accuracy"):
+    with raises(FedkeepError, key="only", value="acuracy", valid=plots.PLOTS):
         plots.plot([folder], tmp_path, only=["acuracy"])
-    with pytest.raises(FedkeepError, match="unknown format 'jpeg'"):
+    with raises(FedkeepError, key="format", value="jpeg", valid=["pdf", "png", "svg"]):
         plots.plot([folder], tmp_path, "jpeg")
+    with raises(FedkeepError, key="format", value=" ,"):
+        plots.plot([folder], tmp_path, " ,")
     (tmp_path / "file").write_text("")
-    with pytest.raises(FedkeepError, match="cannot be made"):
-        plots.plot([folder], tmp_path / "file" / "x", "png")
+    inside_a_file = tmp_path / "file" / "x"
+    with raises(FedkeepError, key="output", value=str(inside_a_file)):
+        plots.plot([folder], inside_a_file, "png")
 
 
-def test_without_its_extra_plotting_says_how_to_get_it(
+def test_plotting_without_its_extra_raises_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(FedkeepError, match=r"plotting needs matplotlib, .*fedkeep\[plots\]"):
+    with raises(FedkeepError, key="matplotlib", mentions=["pip install 'fedkeep[plots]'"]):
         plots.plot([folder], tmp_path)
 
 
@@ -211,21 +244,23 @@ def test_the_plot_and_analyse_commands(folder: Path, tmp_path: Path, inside) -> 
     one = str(folder / "fedntd-1")
     done = fedkeep("analyse", one, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for part in ("Round 4, trained aside", "Where: local training loses", "Divergence:", "Alignment:", "Gradients:"):
-        assert part in done.stdout
+    assert "4" in done.stdout.splitlines()[0], "the trial round after three rounds"
+    for study in ("where", "divergence", "alignment", "gradients"):
+        assert f"{study}:" in done.stdout.lower()
     small = ["--samples", "20", "--steps", "3", "-o", "a", "--format", "png", "--json"]
-    found = json.loads(inside("analyse", one, "--what", "all", *small)[1])
-    assert set(fk.instruments.STUDIES) <= set(found)
+    results = json.loads(inside("analyse", one, "--what", "all", *small)[1])
+    assert set(fk.instruments.STUDIES) <= set(results)
     assert sorted(p.stem for p in (tmp_path / "a").iterdir()) == sorted(instruments.PLOTS)
-    for bad, said in (
-        (["analyse", one, "--what", "divergenc"], "did you mean divergence"),
-        (["analyse", str(folder)], "is not a run folder"),
-        (["analyse", one, "--what", "surface", "--client", "77"], "client 77 does not take part"),
-        (["run", "digits", "--instruments", "wher"], "did you mean where"),
+    for wrong, parts in (
+        (["analyse", one, "--what", "divergenc"], ["'divergenc'", "divergence"]),
+        (["analyse", str(folder)], [str(folder)]),
+        (["analyse", one, "--what", "surface", "--client", "77"], ["77"]),
+        (["run", "digits", "--instruments", "wher"], ["'wher'", "where"]),
     ):
-        code, _, errors = inside(*bad)
+        code, _, errors = inside(*wrong)
         assert code == 2
-        assert said in errors
+        assert all(part in errors for part in parts)
+        assert len(errors.strip().splitlines()) == 1
 
 
 # TensorBoard
@@ -240,18 +275,18 @@ def read_events(folder: Path) -> dict[str, dict[int, float]]:
     return {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
 
 
-def test_tensorboards_files_hold_the_history(tmp_path: Path) -> None:
+def test_tensorboard_files_contain_the_history(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     history = Experiment.from_dict(SMALL).run(tmp_path / "run", [fk.tensorboard.TensorBoard()])
-    found = read_events(tmp_path / "run" / "tensorboard")
-    assert list(found["test/accuracy"]) == [0, 1, 2, 3]
-    assert [found["test/accuracy"][t] for t in (1, 2, 3)] == pytest.approx(history.accuracy.tolist())
-    assert [found[f"class_accuracy/{c}"][3] for c in range(10)] == pytest.approx(history.class_accuracy[-1].tolist())
-    assert list(found["forgetting/round"].values()) == pytest.approx(
+    events = read_events(tmp_path / "run" / "tensorboard")
+    assert list(events["test/accuracy"]) == [0, 1, 2, 3]
+    assert [events["test/accuracy"][t] for t in (1, 2, 3)] == pytest.approx(history.accuracy.tolist())
+    assert [events[f"class_accuracy/{c}"][3] for c in range(10)] == pytest.approx(history.class_accuracy[-1].tolist())
+    assert list(events["forgetting/round"].values()) == pytest.approx(
         fg.round_forgetting(history.class_accuracy).tolist()
     )
-    assert found["forgetting/so_far"][3] == pytest.approx(fg.forgetting(history.class_accuracy))
-    assert found["round/lr"][2] == pytest.approx(history.records[2]["lr"])
+    assert events["forgetting/so_far"][3] == pytest.approx(fg.forgetting(history.class_accuracy))
+    assert events["round/lr"][2] == pytest.approx(history.records[2]["lr"])
 
 
 def test_a_resumed_run_shows_every_round_once(tmp_path: Path) -> None:
@@ -264,30 +299,30 @@ def test_a_resumed_run_shows_every_round_once(tmp_path: Path) -> None:
 
     Experiment.from_dict(SMALL).run(path, [fk.tensorboard.TensorBoard(), stop])
     fk.resume(path, callbacks=[fk.tensorboard.TensorBoard()])
-    found = read_events(path / "tensorboard")
-    assert list(found["test/accuracy"]) == [0, 1, 2, 3]
-    assert list(found["forgetting/round"]) == [2, 3]
+    events = read_events(path / "tensorboard")
+    assert list(events["test/accuracy"]) == [0, 1, 2, 3]
+    assert list(events["forgetting/round"]) == [2, 3]
 
 
-def test_tensorboard_says_what_it_needs(problem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tensorboard_needs_a_folder_and_its_package(problem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     simulation = problem.simulation(fk.methods.FedAvg())
     simulation.callbacks = (fk.tensorboard.TensorBoard(),)
-    with pytest.raises(FedkeepError, match="give it log_dir, or the run a run_dir"):
+    with raises(FedkeepError, mentions=["log_dir", "run_dir"]):
         simulation.step()
     simulation = problem.simulation(fk.methods.FedAvg())
     simulation.callbacks = (fk.tensorboard.TensorBoard(tmp_path / "log"),)
     simulation.run()
     assert len(read_events(tmp_path / "log")["test/accuracy"]) == 4
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(FedkeepError, match=r"needs tensorboard, .*fedkeep\[tensorboard\]"):
+    with raises(FedkeepError, key="tensorboard", mentions=["pip install 'fedkeep[tensorboard]'"]):
         fk.tensorboard.TensorBoard()
 
 
-def test_the_run_command_writes_event_files_and_studies_in_other_processes_too(tmp_path: Path) -> None:
+def test_parallel_runs_write_event_files_and_studies(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    words = ["run", "digits", "rounds=2", "epochs=1", "batch_size=60", "--sweep", "seed=0,1", "--jobs", "2"]
-    done = fedkeep(*words, "--tensorboard", "--instruments", "losses", "--every", "2", cwd=tmp_path)
+    args = ["run", "digits", "rounds=2", "epochs=1", "batch_size=60", "--sweep", "seed=0,1", "--jobs", "2"]
+    done = fedkeep(*args, "--tensorboard", "--instruments", "losses", "--every", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for run in (tmp_path / "runs").iterdir():
         assert list(read_events(run / "tensorboard")["test/accuracy"]) == [0, 1, 2]

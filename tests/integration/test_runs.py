@@ -383,8 +383,8 @@ def test_a_run_that_diverged_says_so_until_it_is_gone_on_with(tmp_path: Path) ->
     run()
     said = fk.load_run(tmp_path / "a").diverged
     assert "diverged in round 2" in said
-    [group] = groups.group([tmp_path / "a"])
-    assert group.setting[groups.DIVERGED] == 1
+    [group] = groups.group_runs([tmp_path / "a"])
+    assert (group.status, group.last_round) == ("diverged", 1)
     assert not group.finished
     (tmp_path / "a" / "diverged.txt").write_text("another word")
     run()

@@ -1,4 +1,4 @@
-"""Looking on: the served page, the terminal's live view, and the commands."""
+"""Watching runs: the served page, the progress display on the terminal, and the commands."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from support.cli import fedkeep
+from support.errors import raises
 from support.synthetic import records, wave, write_pair, write_run
 
 from fedkeep.cli import app, progress
@@ -32,8 +33,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("runs"))
 
 
-class Asker:
-    """Asks a server that runs in a thread of this process."""
+class Client:
+    """Sends requests to a server that runs in a thread of this process."""
 
     def __init__(self, runs: list[Path]) -> None:
         self.server = serve(runs, 0)
@@ -43,10 +44,10 @@ class Asker:
     def __call__(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
         connection.request(method, path, headers={key.replace("_", "-"): value for key, value in headers.items()})
-        answer = connection.getresponse()
-        body = answer.read()
+        response = connection.getresponse()
+        body = response.read()
         connection.close()
-        return answer.status, dict(answer.getheaders()), body
+        return response.status, dict(response.getheaders()), body
 
     def close(self) -> None:
         self.server.shutdown()
@@ -54,112 +55,119 @@ class Asker:
 
 
 @pytest.fixture
-def ask(pair: Path) -> Iterator[Asker]:
-    asker = Asker([pair])
-    yield asker
-    asker.close()
+def request_page(pair: Path) -> Iterator[Client]:
+    client = Client([pair])
+    yield client
+    client.close()
 
 
-def test_the_page_and_its_data_are_served_on_loopback_alone(ask: Asker) -> None:
-    assert ask.server.server_address[0] == "127.0.0.1"
-    status, headers, body = ask("/")
+def test_the_page_and_its_data_are_served_on_loopback_only(request_page: Client) -> None:
+    assert request_page.server.server_address[0] == "127.0.0.1"
+    status, headers, body = request_page("/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    assert b"fedntd forgets least" in body
-    status, headers, body = ask("/data.json")
+    assert b'<h1 id="headline">fedntd ' in body
+    status, headers, body = request_page("/data.json")
     assert json.loads(body)["live"]
-    assert ask("/data.json", If_None_Match=headers["ETag"])[0] == 304
-    assert ask("/", method="HEAD")[2] == b""
+    assert request_page("/data.json", If_None_Match=headers["ETag"])[0] == 304
+    assert request_page("/", method="HEAD")[2] == b""
 
 
 @pytest.mark.parametrize("path", ["/x", "/..", "/../../etc/passwd", "/static/", "/fedavg-0/rounds.jsonl"])
-def test_nothing_else_is_served(ask: Asker, path: str) -> None:
-    assert ask(path)[0] == 404
+def test_nothing_else_is_served(request_page: Client, path: str) -> None:
+    assert request_page(path)[0] == 404
 
 
-def test_other_names_and_other_verbs_are_refused(ask: Asker) -> None:
-    assert ask("/", Host="evil.example")[0] == 403
-    assert ask("/data.json", Host=f"evil.example:{ask.port}")[0] == 403
-    assert ask("/", Host=HOST)[0] == 403  # without the port it is not ours
-    assert ask("/", Host=f"localhost:{ask.port}")[0] == 200
-    assert ask("/", method="POST")[0] == 501
+def test_other_host_names_and_other_methods_are_rejected(request_page: Client) -> None:
+    assert request_page("/", Host="evil.example")[0] == 403
+    assert request_page("/data.json", Host=f"evil.example:{request_page.port}")[0] == 403
+    assert request_page("/", Host=HOST)[0] == 403  # without the port it is not ours
+    assert request_page("/", Host=f"localhost:{request_page.port}")[0] == 200
+    assert request_page("/", method="POST")[0] == 501
 
 
-def test_a_run_that_is_being_written_is_shown_as_far_as_it_is_whole(tmp_path: Path) -> None:
+def test_a_run_in_progress_is_shown_up_to_its_last_complete_line(tmp_path: Path) -> None:
     lines = records(wave(0))
     run = write_run(tmp_path / "run", lines[:1], rounds=4)
     rounds, source = run / "rounds.jsonl", Source([tmp_path])
 
     def now() -> dict:
-        source._next = 0  # no rest between two looks
+        source._next_update = 0  # no pause
         return source.data()
 
-    assert "evaluated round" in now()["verdict"]["headline"]
+    assert now()["groups"] == []
     for t, line in enumerate(lines[1:], start=1):
         text = json.dumps(line) + "\n"
         with open(rounds, "a") as file:
             file.write(text[: len(text) // 2])
             file.flush()
-            seen = now()["groups"]
-            assert [r["reached"] for g in seen for r in g["runs"]] == ([] if t == 1 else [t - 1])  # the torn line waits
+            groups = now()["groups"]
+            reached = [run["reached"] for group in groups for run in group["runs"]]
+            assert reached == ([] if t == 1 else [t - 1])  # the incomplete line does not count
             file.write(text[len(text) // 2 :])
         assert now()["groups"][0]["runs"][0]["reached"] == t
     same = now()
-    assert now() is same  # nothing new was written: nothing is made again
+    assert now() is same  # nothing new was written: nothing is computed again
     rounds.write_text("not a round\n")
-    assert now() is same  # what was seen last stays
+    assert now() is same  # the last good data stays
 
 
-def test_a_page_that_takes_long_is_not_made_all_the_time(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_pause_between_two_updates(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source([pair])
     first = source.data()
     monkeypatch.setattr("fedkeep.reports.watch._stamp", lambda file: (time.monotonic_ns(), 0))
-    assert source.data() is first  # it rests
-    source._next = 0
+    assert source.data() is first  # during the pause
+    source._next_update = 0
     assert source.data() is not first
 
 
-def test_a_taken_port_and_no_run_are_said_at_once(pair: Path, tmp_path: Path) -> None:
-    with serve([pair], 0) as server, pytest.raises(RunError, match="choose another, or 0"):
-        serve([pair], server.server_address[1])
-    with pytest.raises(RunError, match="holds none"):
+def test_a_port_in_use_and_a_folder_without_runs_raise(pair: Path, tmp_path: Path) -> None:
+    with serve([pair], 0) as server:
+        port = server.server_address[1]
+        with raises(RunError, key="port", value=port):
+            serve([pair], port)
+    with raises(RunError, mentions=[str(tmp_path)]):
         serve([tmp_path], 0)
 
 
 # the commands
 
 
-def test_report_writes_the_page_and_says_where(pair: Path, tmp_path: Path) -> None:
+def test_report_writes_the_page_and_prints_its_path(pair: Path, tmp_path: Path) -> None:
     done = fedkeep("report", str(pair), "-o", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "fedntd forgets least" in " ".join(done.stdout.split())
-    assert "The page: page.html" in done.stdout
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    told = json.loads(fedkeep("report", str(pair), "--json", cwd=tmp_path).stdout)
-    assert told["page"] == "report.html"
-    assert told["bytes"] == (tmp_path / "report.html").stat().st_size
+    page = (tmp_path / "page.html").read_text()
+    headline = page.split('<h1 id="headline">')[1].split("</h1>")[0]
+    assert headline.split() == done.stdout.split()[: len(headline.split())]
+    assert "page.html" in done.stdout.splitlines()[-1]
+    assert page.startswith("<!doctype html>")
+    summary = json.loads(fedkeep("report", str(pair), "--json", cwd=tmp_path).stdout)
+    assert summary["page"] == "report.html"
+    assert summary["bytes"] == (tmp_path / "report.html").stat().st_size
 
 
-def test_bad_input_ends_in_one_line_with_the_nearest_choice(
+def test_invalid_arguments_exit_with_code_2_and_one_line(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     no = tmp_path / "no" / "page.html"
-    for args, said in [
-        (["report", pair / "fedavg-0x"], f"did you mean {pair / 'fedavg-0'}?"),
-        (["report", tmp_path], "is not a run folder and holds none"),
-        (["report", pair, "-o", no], "there is no folder"),
-        (["report", pair, "-o", tmp_path], "is a folder"),
-        (["watch", pair / "fedntd-7"], "did you mean"),
-        (["demo", "-o", no], "there is no folder"),
-        (["report"], "RUN..."),
-        (["watch", pair, "--port", "70000"], "--port"),
+    for args, parts in [
+        (["report", pair / "fedavg-0x"], [f"{pair / 'fedavg-0x'}", f"{pair / 'fedavg-0'}?"]),
+        (["report", tmp_path], [f"{tmp_path}"]),
+        (["report", pair, "-o", no], [f"{no.parent}"]),
+        (["report", pair, "-o", tmp_path], [f"{tmp_path}"]),
+        (["watch", pair / "fedntd-7"], [f"{pair / 'fedntd-7'}", f"{pair / 'fedntd-'}"]),
+        (["demo", "-o", no], [f"{no.parent}"]),
+        (["report"], ["RUN..."]),
+        (["watch", pair, "--port", "70000"], ["--port", "70000"]),
+        (["compare", pair, "--target", "2"], ["--target", "2"]),
+        (["compare", pair, "--against", "fedxyz"], ["'fedxyz'", "fedavg", "fedntd"]),
     ]:
         monkeypatch.setattr(sys, "argv", ["fedkeep", *map(str, args)])
         with pytest.raises(SystemExit) as ended:
             app.main()
-        told = capsys.readouterr().err
+        errors = capsys.readouterr().err
         assert ended.value.code == 2, args
-        assert said in told
-        assert told.count("\n") == 1 or "Usage" in told
+        assert all(part in errors for part in parts), errors
+        assert errors.count("\n") == 1 or "Usage" in errors
 
 
 def test_watch_serves_until_ctrl_c(pair: Path) -> None:
@@ -168,7 +176,7 @@ def test_watch_serves_until_ctrl_c(pair: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have us ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # some shells ignore it
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -190,62 +198,66 @@ def confusions(*rows: list[float]) -> list[dict]:
     return records([[0.0] * len(rows[0]), *rows])
 
 
-def test_the_pulse_is_what_the_history_measures() -> None:
+def test_the_progress_of_a_run_has_the_measures_of_its_history() -> None:
     lines = records(wave(1, rounds=9))
-    pulse = RunProgress(rounds=4)
+    run_progress = RunProgress(rounds=4)
     for line in lines:
-        pulse.update(line)
+        run_progress.update(line)
     whole = np.array([np.diag(line["confusion"]) / 20 for line in lines[1:]])
-    assert pulse.lost is not None
-    np.testing.assert_allclose(pulse.lost, whole[:-1].max(0) - whole[-1])
-    assert pulse.line() == f"round 9: accuracy {whole[-1].mean():.3f}, forgetting {pulse.lost.mean():.3f}"
-    assert len(pulse.recent) == 4
+    assert run_progress.lost is not None
+    np.testing.assert_allclose(run_progress.lost, whole[:-1].max(0) - whole[-1])
+    for number in ("9", f"{whole[-1].mean():.3f}", f"{run_progress.lost.mean():.3f}"):
+        assert number in run_progress.line()
+    assert len(run_progress.recent) == 4
 
 
-def test_the_pulse_shows_a_column_per_round_and_of_many_classes_those_that_lost_most() -> None:
-    pulse = RunProgress()
-    assert pulse.line() == "round 0: not evaluated yet"
-    assert pulse.strip().plain == ""
+def test_the_progress_strip_shows_the_classes_that_lost_most() -> None:
+    run_progress = RunProgress()
+    assert run_progress.strip().plain == ""
     before, after = np.ones(30), np.ones(30)
     after[[3, 17]] = 0.0
     for line in confusions(before.tolist(), after.tolist()):
-        pulse.update(line)
-    rows = pulse.strip(most=2).plain.splitlines()
+        run_progress.update(line)
+    rows = run_progress.strip(most=2).plain.splitlines()
     assert [row.split()[1] for row in rows] == ["3", "17"]
     assert rows[0].endswith("█ ")
-    pulse.update({"round": 3})  # not evaluated
-    assert pulse.line().startswith("round 3: accuracy")
+    run_progress.update({"round": 3})  # not evaluated
+    assert "3" in run_progress.line()
 
 
-def finish(bar: progress.ProgressBar, lines: list[dict]) -> None:
+def update(bar: progress.ProgressBar, lines: list[dict]) -> None:
     simulation = SimpleNamespace(history=SimpleNamespace(records=lines))
-    bar.begin("fedavg")
+    bar.start_run("fedavg")
     bar(simulation, lines[-1])
 
 
-def test_a_terminal_shows_the_classes_while_a_run_goes_on() -> None:
+def test_a_terminal_shows_the_classes_during_a_run() -> None:
     console = Console(force_terminal=True, file=io.StringIO(), width=80)
     with progress.ProgressBar(console, 4) as bar:
-        finish(bar, records(wave(0)))  # resumed: what was before is taken in as well
-        assert len(bar.pulse.recent) == 4
+        update(bar, records(wave(0)))  # resumed: earlier rounds count as well
+        assert len(bar.run.recent) == 4
         bar.live.refresh()
     shown = console.file.getvalue()
     for part in ("fedavg", "accuracy", "forgetting", "class 2", "▇"):
         assert part in shown
 
 
-def test_piped_a_long_run_says_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_run_with_piped_output_prints_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
     bar = progress.ProgressBar(Console(file=io.StringIO()), 4)
-    finish(bar, records(wave(0)))
+    update(bar, records(wave(0)))
     assert capsys.readouterr().err == ""
-    bar.said -= progress.SILENCE
-    finish(bar, records(wave(0)))
-    assert capsys.readouterr().err.startswith("fedavg: round 4: accuracy 0.")
+    bar.last_line -= progress.MAX_SECONDS_BETWEEN_LINES
+    update(bar, records(wave(0)))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedavg: ")
+    assert "4" in line
 
 
-def test_the_demo_ends_with_its_page(tmp_path: Path) -> None:
+def test_the_demo_writes_its_page(tmp_path: Path) -> None:
     done = fedkeep("demo", "--seeds", "1", "--rounds", "2", cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("The page: fedkeep-demo.html")
-    assert [p.name for p in tmp_path.iterdir()] == ["fedkeep-demo.html"]  # the runs themselves are gone
-    assert "One round, taken apart" in (tmp_path / "fedkeep-demo.html").read_text()
+    assert "fedkeep-demo.html" in done.stdout.splitlines()[-1]
+    assert [p.name for p in tmp_path.iterdir()] == ["fedkeep-demo.html"]  # the run folders are removed
+    data = (tmp_path / "fedkeep-demo.html").read_text().split('type="application/json">')[1].split("</script>")[0]
+    labels = {"fedavg", "fedprox", "scaffold", "fedntd"}
+    assert {g["label"] for g in json.loads(data)["groups"] if g["runs"][0]["anatomy"]} == labels

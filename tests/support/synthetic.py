@@ -1,4 +1,4 @@
-"""Run folders made of numbers, without any training: what a report reads, with known contents."""
+"""Synthetic run folders with known contents, written without any training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PER_CLASS = 20  # test examples of each class: accuracies come in steps of 0.05
 
 
 def confusion(accuracy: Any) -> list[list[int]]:
-    """A confusion matrix with these class accuracies; what is wrong goes to the next class."""
+    """Return a confusion matrix with these class accuracies; wrong predictions are the next class."""
     hits = np.round(np.asarray(accuracy) * PER_CLASS).astype(int)
     matrix = np.diag(hits)
     for c, right in enumerate(hits):
@@ -24,7 +24,7 @@ def confusion(accuracy: Any) -> list[list[int]]:
 
 
 def records(accuracy: Any, local: Any = None) -> list[Record]:
-    """The records of rounds 0 to T with class accuracies [T + 1, C]; `local` [T, K, C] are those of the clients."""
+    """Return the records of rounds 0 to T with class accuracies [T + 1, C]; `local` [T, K, C] are those of clients."""
     out: list[Record] = [{"round": 0, "confusion": confusion(accuracy[0]), "test_loss": 1.0}]
     for t, row in enumerate(accuracy[1:], start=1):
         record = {
@@ -54,7 +54,7 @@ def records(accuracy: Any, local: Any = None) -> list[Record]:
 
 
 def experiment(method: str = "fedavg", seed: int = 0, rounds: int = 4, **changes: Any) -> dict[str, Any]:
-    """What an experiment file says."""
+    """Return the contents of an experiment file."""
     return {
         "format": 1,
         "seed": seed,
@@ -70,16 +70,16 @@ def experiment(method: str = "fedavg", seed: int = 0, rounds: int = 4, **changes
 
 
 def write_run(path: Path, lines: list[Record], **about: Any) -> Path:
-    """Write a run folder of these records."""
+    """Write a run folder with these records and return it."""
     path.mkdir(parents=True)
-    said = experiment(**{"rounds": len(lines) - 1, **about})
-    (path / "experiment.toml").write_text(to_toml(said).decode())
+    settings = experiment(**{"rounds": len(lines) - 1, **about})
+    (path / "experiment.toml").write_text(to_toml(settings).decode())
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def wave(seed: int, classes: int = 3, rounds: int = 4, depth: float = 0.4) -> np.ndarray:
-    """Class accuracies [rounds + 1, classes] that rise to 0.9 or a little less, and fall by `depth` in turn."""
+    """Return class accuracies [rounds + 1, classes] that rise to about 0.9, one class lower by `depth` each round."""
     rising = np.minimum(0.9 - 0.05 * seed, np.linspace(0.1, 1.7, rounds + 1))[:, None].repeat(classes, 1)
     for t in range(1, rounds + 1):
         rising[t, (t + seed) % classes] -= depth
@@ -87,7 +87,7 @@ def wave(seed: int, classes: int = 3, rounds: int = 4, depth: float = 0.4) -> np
 
 
 def write_pair(folder: Path, seeds: int = 2, rounds: int = 6, clients: int = 3) -> Path:
-    """FedAvg, which forgets, beside FedNTD, which forgets less, on some seeds, with the clients' models."""
+    """Write runs of FedAvg and of FedNTD, which forgets less, for several seeds, with local accuracies."""
     for method, depth in (("fedavg", 0.6), ("fedntd", 0.2)):
         for seed in range(seeds):
             accuracy = wave(seed, rounds=rounds, depth=depth)
@@ -102,6 +102,7 @@ HOSTILE = "</script><script>window.evil=1</script><img src=x onerror='window.evi
 
 
 def hostile_run(folder: Path) -> Path:
+    """Write a run folder with markup in every name."""
     about = {
         "method": {"name": HOSTILE},
         "data": {"source": HOSTILE},

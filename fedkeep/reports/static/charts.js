@@ -1,22 +1,22 @@
-// The pictures: a matrix of cells on a canvas, curves and ridges in SVG. Each fills the element it is given.
+// The plots: a matrix of cells on a canvas, curves and distributions in SVG. Each fills the element `plot`.
 
-// Draw rows and columns of cells. `colour(row, column)` gives [r, g, b] or null for a cell that is not there, `text` and
-// `dot` are optional, `side` draws a bar at the end of each row, `gaps` are rows with some room above them. Numbers on
-// the columns are written at round ones where there is no room for all.
-function matrix(plot, o) {
+// Draw rows and columns of cells. `colour(row, column)` returns [r, g, b], or null for a cell without a value. `text` and
+// `hasDot` are optional, `rowBars` draws a bar at the end of each row, `gaps` are rows with some space above them. If
+// there is no space for all column numbers, only multiples of a step are written.
+function drawMatrix(plot, options) {
   const width = Math.max(plot.clientWidth, 160);
-  const canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": o.label });
+  const canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": options.label });
   const pen = canvas.getContext("2d");
   const font = "12px system-ui, sans-serif";
   pen.font = font;
-  const labels = o.rowLabels;
-  const left = Math.ceil(Math.max(...[...labels, o.columnTitle].map((label) => pen.measureText(label).width))) + 8;
-  const right = o.side ? 46 : 2;
+  const labels = options.rowLabels;
+  const left = Math.ceil(Math.max(...[...labels, options.columnTitle].map((label) => pen.measureText(label).width))) + 8;
+  const right = options.rowBars ? 46 : 2;
   const bottom = 20;
   const gap = 8;
-  const top = (row) => row * o.rowHeight + gap * o.gaps.filter((g) => g <= row).length;
-  const height = top(o.rows - 1) + o.rowHeight + bottom;
-  const cellWidth = Math.min((width - left - right) / o.columns, o.widest || Infinity);
+  const top = (row) => row * options.rowHeight + gap * options.gaps.filter((g) => g <= row).length;
+  const height = top(options.rows - 1) + options.rowHeight + bottom;
+  const cellWidth = Math.min((width - left - right) / options.columns, options.maxCellWidth || Infinity);
   const x = (column) => Math.round(left + column * cellWidth);
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -25,76 +25,76 @@ function matrix(plot, o) {
   pen.scale(ratio, ratio);
   pen.font = font;
   pen.textBaseline = "middle";
-  const soft = theme("--soft");
-  const absent = theme("--absent");
-  const everyRow = Math.ceil(14 / o.rowHeight);
-  const line = cellWidth >= 12 && o.rowHeight >= 12 ? 1 : 0;
-  for (let row = 0; row < o.rows; row++) {
+  const soft = themeColour("--soft");
+  const absent = themeColour("--absent");
+  const everyRow = Math.ceil(14 / options.rowHeight);
+  const gridLine = cellWidth >= 12 && options.rowHeight >= 12 ? 1 : 0;
+  for (let row = 0; row < options.rows; row++) {
     pen.fillStyle = soft;
     pen.textAlign = "right";
-    if (row % everyRow === 0) pen.fillText(labels[row], left - 6, Math.max(7, top(row) + o.rowHeight / 2));
-    for (let column = 0; column < o.columns; column++) {
-      const colour = o.colour(row, column);
+    if (row % everyRow === 0) pen.fillText(labels[row], left - 6, Math.max(7, top(row) + options.rowHeight / 2));
+    for (let column = 0; column < options.columns; column++) {
+      const colour = options.colour(row, column);
       pen.fillStyle = colour ? rgb(colour) : absent;
       const [from, to] = [x(column), x(column + 1)];
-      pen.fillRect(from, top(row), to - from - line, o.rowHeight - line);
-      const text = o.text && cellWidth >= 17 && o.rowHeight >= 14 ? o.text(row, column) : "";
-      if (colour && (text || (o.dot && o.dot(row, column) > 0))) {
-        pen.fillStyle = inkOn(colour);
+      pen.fillRect(from, top(row), to - from - gridLine, options.rowHeight - gridLine);
+      const text = options.text && cellWidth >= 17 && options.rowHeight >= 14 ? options.text(row, column) : "";
+      if (colour && (text || (options.hasDot && options.hasDot(row, column)))) {
+        pen.fillStyle = textColourOn(colour);
         pen.textAlign = "center";
         if (cellWidth < 26) pen.font = "10px system-ui, sans-serif";
-        if (text) pen.fillText(text, (from + to - line) / 2, top(row) + o.rowHeight / 2 + (cellWidth < 26 ? 2 : 0));
+        if (text) pen.fillText(text, (from + to - gridLine) / 2, top(row) + options.rowHeight / 2 + (cellWidth < 26 ? 2 : 0));
         pen.font = font;
-        if (o.dot && o.dot(row, column) > 0) {
+        if (options.hasDot && options.hasDot(row, column)) {
           pen.beginPath();
-          pen.arc(to - line - 4, top(row) + 4, Math.min(2.4, cellWidth / 4), 0, 7);
+          pen.arc(to - gridLine - 4, top(row) + 4, Math.min(2.4, cellWidth / 4), 0, 7);
           pen.fill();
         }
       }
     }
-    if (o.side) {
-      const share = Math.max(0, o.side[row] || 0);
-      pen.fillStyle = theme("--loss");
-      pen.fillRect(x(o.columns) + 4, top(row) + 1, share * 40, Math.max(1, o.rowHeight - 2 - line));
+    if (options.rowBars) {
+      const share = Math.max(0, options.rowBars[row] || 0);
+      pen.fillStyle = themeColour("--loss");
+      pen.fillRect(x(options.columns) + 4, top(row) + 1, share * 40, Math.max(1, options.rowHeight - 2 - gridLine));
     }
   }
   pen.fillStyle = soft;
   pen.textAlign = "right";
-  pen.fillText(o.columnTitle, left - 6, height - bottom / 2 + 1);
+  pen.fillText(options.columnTitle, left - 6, height - bottom / 2 + 1);
   pen.textAlign = "center";
-  const room = pen.measureText(`${o.columnNumbers.at(-1)}`).width + 8;
-  const span = o.columnNumbers.at(-1) - o.columnNumbers[0];
-  const step = room <= cellWidth ? 1 : niceStep((span * room) / (cellWidth * o.columns));
-  let free = -Infinity;
-  o.columnNumbers.forEach((number, column) => {
-    const middle = Math.min((x(column) + x(column + 1)) / 2, width - room / 2);
-    if ((number % step && column) || middle - room / 2 < free) return;
-    free = middle + room / 2;
+  const labelWidth = pen.measureText(`${options.columnNumbers.at(-1)}`).width + 8;
+  const span = options.columnNumbers.at(-1) - options.columnNumbers[0];
+  const step = labelWidth <= cellWidth ? 1 : niceStep((span * labelWidth) / (cellWidth * options.columns));
+  let nextFree = -Infinity;
+  options.columnNumbers.forEach((number, column) => {
+    const middle = Math.min((x(column) + x(column + 1)) / 2, width - labelWidth / 2);
+    if ((number % step && column) || middle - labelWidth / 2 < nextFree) return;
+    nextFree = middle + labelWidth / 2;
     pen.fillText(`${number}`, middle, height - bottom / 2 + 1);
   });
   plot.replaceChildren(canvas);
-  probe(plot, canvas, {
-    columns: o.columns,
-    rows: o.rows,
-    tell: (column, row) => (column === null ? "" : o.tell(row, column)),
-    cell: (column, row) => ({ x: x(column), y: top(row), w: x(column + 1) - x(column) - line, h: o.rowHeight - line }),
-    at(px, py) {
+  addCellNavigation(plot, canvas, {
+    columns: options.columns,
+    rows: options.rows,
+    describe: (column, row) => (column === null ? "" : options.describe(row, column)),
+    cellBox: (column, row) => ({ x: x(column), y: top(row), w: x(column + 1) - x(column) - gridLine, h: options.rowHeight - gridLine }),
+    cellAt(px, py) {
       const column = Math.floor((px - left) / cellWidth);
-      for (let row = 0; row < o.rows; row++) {
-        if (py >= top(row) && py < top(row) + o.rowHeight && column >= 0 && column < o.columns) return [column, row];
+      for (let row = 0; row < options.rows; row++) {
+        if (py >= top(row) && py < top(row) + options.rowHeight && column >= 0 && column < options.columns) return [column, row];
       }
       return null;
     },
   });
 }
 
-// The round number (1, 2, 5, 10, 20, ...) from `least` on.
+// The smallest of 1, 2, 5, 10, 20, ... that is at least `least`.
 function niceStep(least) {
   const size = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((s) => s * size).find((s) => s >= least * 0.999);
 }
 
-// Round numbers at which to draw an axis' marks.
+// The positions of the tick marks of an axis.
 function ticks(low, high, wanted) {
   const step = niceStep((high - low) / Math.max(1, wanted) || 1);
   const marks = [];
@@ -102,8 +102,8 @@ function ticks(low, high, wanted) {
   return marks;
 }
 
-// Draw curves with a band around each: series of { label, index, rounds, mean, spread }.
-function curves(plot, series) {
+// Draw curves, each with a band of one standard deviation: series of { label, index, rounds, mean, spread }.
+function drawCurves(plot, series) {
   const width = Math.max(plot.clientWidth, 160);
   const height = Math.max(260, Math.min(400, width * 0.42));
   const box = { left: 44, right: 12, top: 8, bottom: 34 };
@@ -113,101 +113,101 @@ function curves(plot, series) {
   const high = Math.min(1, Math.ceil(highest * 10 + 0.2) / 10);
   const x = (round) => box.left + ((round - first) / (last - first)) * (width - box.left - box.right);
   const y = (value) => height - box.bottom - (Math.min(Math.max(value, 0), high) / high) * (height - box.top - box.bottom);
-  const label = `Accuracy over rounds: ${series.map((s) => `${s.label} ends at ${percent(s.mean.at(-1), 1)}`).join(", ")}`;
+  const label = `Accuracy over rounds: ${series.map((s) => `${s.label} ends at ${formatPercent(s.mean.at(-1), 1)}`).join(", ")}`;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
   for (const mark of ticks(0, high, 5)) {
     picture.append(
       svg("line", { class: "axis", x1: box.left, x2: width - box.right, y1: y(mark), y2: y(mark) }),
-      svg("text", { x: box.left - 7, y: y(mark) + 4, "text-anchor": "end" }, percent(mark)),
+      svg("text", { x: box.left - 7, y: y(mark) + 4, "text-anchor": "end" }, formatPercent(mark)),
     );
   }
   for (const mark of ticks(first, last, width / 110)) {
     if (Number.isInteger(mark)) picture.append(svg("text", { x: x(mark), y: height - 16, "text-anchor": "middle" }, `${mark}`));
   }
   picture.append(svg("text", { x: (box.left + width) / 2, y: height - 2, "text-anchor": "middle" }, "round"));
-  const path = (rounds, values) => rounds.map((round, i) => `${x(round).toFixed(1)},${y(values[i]).toFixed(1)}`);
+  const coordinates = (rounds, values) => rounds.map((round, i) => `${x(round).toFixed(1)},${y(values[i]).toFixed(1)}`);
   for (const s of series.filter((s) => s.spread.some((v) => v > 0))) {
-    const upper = path(s.rounds, s.mean.map((m, i) => m + s.spread[i]));
-    const lower = path(s.rounds, s.mean.map((m, i) => m - s.spread[i])).reverse();
+    const upper = coordinates(s.rounds, s.mean.map((m, i) => m + s.spread[i]));
+    const lower = coordinates(s.rounds, s.mean.map((m, i) => m - s.spread[i])).reverse();
     picture.append(svg("path", { d: `M${[...upper, ...lower].join("L")}Z`, fill: colourOf(s.index), opacity: 0.14 }));
   }
   for (const s of series) {
     const line = { fill: "none", stroke: colourOf(s.index), "stroke-width": 2, "stroke-linejoin": "round" };
-    picture.append(svg("path", { d: `M${path(s.rounds, s.mean).join("L")}`, ...line, "stroke-dasharray": dashOf(s.index) }));
+    picture.append(svg("path", { d: `M${coordinates(s.rounds, s.mean).join("L")}`, ...line, "stroke-dasharray": dashOf(s.index) }));
   }
-  const hair = svg("line", { class: "hair", y1: box.top, y2: height - box.bottom, visibility: "hidden" });
-  picture.append(hair);
+  const crosshair = svg("line", { class: "crosshair", y1: box.top, y2: height - box.bottom, visibility: "hidden" });
+  picture.append(crosshair);
   plot.replaceChildren(picture);
   const rounds = [...new Set(series.flatMap((s) => s.rounds))].sort((a, b) => a - b);
-  probe(plot, picture, {
+  addCellNavigation(plot, picture, {
     columns: rounds.length,
     rows: 1,
-    mark: false,
-    cell: (column) => ({ x: x(rounds[column]), y: box.top, w: 0, h: 40 }),
-    at(px) {
+    outline: false,
+    cellBox: (column) => ({ x: x(rounds[column]), y: box.top, w: 0, h: 40 }),
+    cellAt(px) {
       let nearest = 0;
       rounds.forEach((round, i) => { if (Math.abs(x(round) - px) < Math.abs(x(rounds[nearest]) - px)) nearest = i; });
       return [nearest, 0];
     },
-    tell(column) {
-      hair.setAttribute("visibility", column === null ? "hidden" : "visible");
+    describe(column) {
+      crosshair.setAttribute("visibility", column === null ? "hidden" : "visible");
       if (column === null) return "";
-      hair.setAttribute("x1", x(rounds[column]));
-      hair.setAttribute("x2", x(rounds[column]));
-      const found = series.map((s) => ({ s, i: s.rounds.indexOf(rounds[column]) })).filter(({ i }) => i >= 0);
-      found.sort((a, b) => b.s.mean[b.i] - a.s.mean[a.i]);
-      const lines = found.map(({ s, i }) => `${s.label}: ${percent(s.mean[i], 1)}${s.spread[i] ? ` ±${points(s.spread[i])}` : ""}`);
+      crosshair.setAttribute("x1", x(rounds[column]));
+      crosshair.setAttribute("x2", x(rounds[column]));
+      const shown = series.map((s) => ({ s, i: s.rounds.indexOf(rounds[column]) })).filter(({ i }) => i >= 0);
+      shown.sort((a, b) => b.s.mean[b.i] - a.s.mean[a.i]);
+      const lines = shown.map(({ s, i }) => `${s.label}: ${formatPercent(s.mean[i], 1)}${s.spread[i] ? ` ±${formatPoints(s.spread[i])}` : ""}`);
       return [`round ${rounds[column]}`, ...lines].join("\n");
     },
   });
 }
 
-// Draw one distribution under another on a common axis: rows of { label, index, counts, quartiles, number }.
-function ridges(plot, edges, rows) {
-  const [width, each, bottom] = [Math.max(plot.clientWidth, 160), 66, 36]; // the first 20 of each row are for its name
-  const height = rows.length * each + bottom;
+// Draw one distribution per row on a common axis: rows of { label, index, counts, quartiles, number }.
+function drawDistributions(plot, edges, rows) {
+  const [width, rowHeight, bottom] = [Math.max(plot.clientWidth, 160), 66, 36]; // the first 20 pixels of each row are its name
+  const height = rows.length * rowHeight + bottom;
   const [left, right] = [8, 12];
   const x = (value) => left + (value / edges.at(-1)) * (width - left - right);
-  const label = `Round forgetting: ${rows.map((r) => `${r.label}, median ${points(r.quartiles[1])} points`).join("; ")}`;
+  const label = `Round forgetting: ${rows.map((r) => `${r.label}, median ${formatPoints(r.quartiles[1])} points`).join("; ")}`;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
   for (const mark of ticks(0, edges.at(-1), width / 90)) {
     picture.append(
       svg("line", { class: "axis", x1: x(mark), x2: x(mark), y1: 0, y2: height - bottom }),
-      svg("text", { x: x(mark), y: height - bottom + 15, "text-anchor": "middle" }, points(mark)),
+      svg("text", { x: x(mark), y: height - bottom + 15, "text-anchor": "middle" }, formatPoints(mark)),
     );
   }
-  const words = "points lost per class, from one round to the next";
-  picture.append(svg("text", { x: width / 2, y: height - 4, "text-anchor": "middle" }, words));
+  const axisTitle = "points lost per class from one round to the next";
+  picture.append(svg("text", { x: width / 2, y: height - 4, "text-anchor": "middle" }, axisTitle));
   rows.forEach((row, i) => {
-    const floor = (i + 1) * each - 8;
+    const floor = (i + 1) * rowHeight - 8;
     const tallest = Math.max(...row.counts, 1);
     const steps = row.counts.flatMap((count, b) => {
-      const level = (floor - (count / tallest) * (each - 28)).toFixed(1);
+      const level = (floor - (count / tallest) * (rowHeight - 28)).toFixed(1);
       return [`${x(edges[b]).toFixed(1)},${level}`, `${x(edges[b + 1]).toFixed(1)},${level}`];
     });
     const area = `M${x(0)},${floor}L${steps.join("L")}L${x(edges.at(-1))},${floor}Z`;
     picture.append(svg("path", { d: area, fill: colourOf(row.index), opacity: 0.45 }));
     const [low, middle, high] = row.quartiles;
-    if (!missing(middle)) {
+    if (!isMissing(middle)) {
       const line = { stroke: colourOf(row.index), "stroke-width": 3, "stroke-linecap": "round" };
       picture.append(
         svg("line", { x1: x(low), x2: x(high), y1: floor, y2: floor, ...line }),
         svg("circle", { cx: x(middle), cy: floor, r: 5, fill: colourOf(row.index) }),
       );
     }
-    const told = `${row.label} · median ${points(middle)}, worst ${points(row.largest)}`;
-    picture.append(svg("text", { class: "strong", x: left, y: floor - each + 22 }, told));
+    const heading = `${row.label} · median ${formatPoints(middle)}, worst ${formatPoints(row.largest)}`;
+    picture.append(svg("text", { class: "strong", x: left, y: floor - rowHeight + 22 }, heading));
   });
   plot.replaceChildren(picture);
-  probe(plot, picture, {
+  addCellNavigation(plot, picture, {
     columns: edges.length - 1,
     rows: rows.length,
-    cell: (column, row) => ({ x: x(edges[column]), y: row * each + 19, w: x(edges[1]) - x(0), h: each - 27 }),
-    at: (px, py) => {
-      const [column, row] = [Math.floor((px - left) / (x(edges[1]) - x(0))), Math.floor(py / each)];
+    cellBox: (column, row) => ({ x: x(edges[column]), y: row * rowHeight + 19, w: x(edges[1]) - x(0), h: rowHeight - 27 }),
+    cellAt: (px, py) => {
+      const [column, row] = [Math.floor((px - left) / (x(edges[1]) - x(0))), Math.floor(py / rowHeight)];
       return column >= 0 && column < edges.length - 1 && row < rows.length ? [column, row] : null;
     },
-    tell: (column, row) =>
+    describe: (column, row) =>
       column === null
         ? ""
         : `${rows[row].label}\n${rows[row].counts[column]} of ${rows[row].number} rounds lost ` +

@@ -1,4 +1,4 @@
-// What the reader has chosen, and everything drawn anew when that, the width, the theme or the data changes.
+// The state of the page. Sections are drawn again when the state, the width, the theme or the data changes.
 
 let data = JSON.parse($("#data").textContent);
 const state = { seed: null, round: null, hidden: new Set(), sort: { key: "forgetting", down: false } };
@@ -7,8 +7,8 @@ function seedsOf(data) {
   return [...new Set(data.groups.flatMap((group) => group.runs.map((run) => run.seed)))].sort((a, b) => a - b);
 }
 
-// Keep what was chosen where it still exists; otherwise begin with the first seed and the round that lost most.
-function settle() {
+// Keep the selected seed and round if they still exist; otherwise select the first seed and the round that lost most.
+function updateControls() {
   const seeds = seedsOf(data);
   if (!seeds.includes(state.seed)) state.seed = seeds[0];
   const rounds = anatomyRounds(data, state.seed);
@@ -25,13 +25,20 @@ function settle() {
   $(".slider output").textContent = state.round === null ? "" : `${state.round} of ${rounds.at(-1)}`;
 }
 
-const SECTIONS = { glance, heat, curves: accuracy, anatomy, drops, split };
+const SECTIONS = {
+  glance: overviewSection,
+  heat: heatMapSection,
+  curves: curveSection,
+  anatomy: anatomySection,
+  drops: roundForgettingSection,
+  split: splitSection,
+};
 const bodyOf = (name) => $(`#${name} > .body`);
 
-// Draw sections; their heights are held meanwhile, so that the page does not jump.
-function draw(names = Object.keys(SECTIONS)) {
-  settle();
-  tip.hide();
+// Draw sections; each keeps its height meanwhile, so that the page does not jump.
+function drawSections(names = Object.keys(SECTIONS)) {
+  updateControls();
+  tooltip.hide();
   for (const name of names) {
     const body = bodyOf(name);
     body.style.minHeight = `${body.offsetHeight}px`;
@@ -41,30 +48,30 @@ function draw(names = Object.keys(SECTIONS)) {
   }
 }
 
-function drawAll() {
+function drawPage() {
   $("#headline").textContent = data.verdict.headline;
   $("#details").replaceChildren(...data.verdict.details.map((line) => el("li", {}, line)));
-  $("main").hidden = !data.groups.length; // nothing has been evaluated yet: the headline says so
+  $("main").hidden = !data.groups.length; // no round has been evaluated yet: the headline says so
   if (!data.groups.length) return;
-  legend();
-  draw();
-  summary(data, state, change);
-  about(data, bodyOf("about"));
+  drawLegend();
+  drawSections();
+  drawTable(data, state, updateState);
+  aboutSection(data, bodyOf("about"));
 }
 
-function change(what) {
-  Object.assign(state, what);
-  if ("seed" in what) draw(["heat", "anatomy", "split"]);
-  if ("round" in what) draw(["anatomy"]);
-  if ("sort" in what) summary(data, state, change);
+function updateState(changes) {
+  Object.assign(state, changes);
+  if ("seed" in changes) drawSections(["heat", "anatomy", "split"]);
+  if ("round" in changes) drawSections(["anatomy"]);
+  if ("sort" in changes) drawTable(data, state, updateState);
 }
 
-function legend() {
+function drawLegend() {
   const buttons = data.groups.map((group, index) => {
     const toggle = (event) => {
       state.hidden.has(group.label) ? state.hidden.delete(group.label) : state.hidden.add(group.label);
       event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(group.label)));
-      draw(["curves"]);
+      drawSections(["curves"]);
     };
     const pressed = String(!state.hidden.has(group.label));
     return el("button", { type: "button", "aria-pressed": pressed, onclick: toggle }, swatch(index), group.label);
@@ -77,75 +84,82 @@ function isDark() {
   return set ? set === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-// The theme is remembered where the browser lets a page remember something.
-function remember(theme) {
+// The theme that was chosen on an earlier visit; null if there is none or the browser does not allow storage.
+function readTheme() {
   try {
-    if (theme) localStorage.setItem("fedkeep-theme", theme);
     return localStorage.getItem("fedkeep-theme");
   } catch {
     return null;
   }
 }
 
-function listen() {
-  const before = remember();
-  if (before) document.documentElement.dataset.theme = before;
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem("fedkeep-theme", theme);
+  } catch {
+    // the theme lasts until the page is closed
+  }
+}
+
+function addListeners() {
+  const stored = readTheme();
+  if (stored) document.documentElement.dataset.theme = stored;
   $("#theme").addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    remember(document.documentElement.dataset.theme);
-    draw();
+    setTheme(isDark() ? "light" : "dark");
+    drawSections();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawSections());
   for (const select of $$("label.seeds select")) {
-    select.addEventListener("change", () => change({ seed: Number(select.value) }));
+    select.addEventListener("change", () => updateState({ seed: Number(select.value) }));
   }
   $("#round").addEventListener("input", (event) => {
-    change({ round: anatomyRounds(data, state.seed)[event.target.value] });
+    updateState({ round: anatomyRounds(data, state.seed)[event.target.value] });
   });
-  $("#worst").addEventListener("click", () => change({ round: worstRound(data, state.seed) }));
+  $("#worst").addEventListener("click", () => updateState({ round: worstRound(data, state.seed) }));
   for (const button of $$("[data-copy]")) {
     button.addEventListener("click", async () => {
-      const text = tableAs(button.dataset.copy, data, state);
-      const told = await copy(text).then(() => `Copied as ${button.textContent}.`, (error) => `Not copied: ${error.message}.`);
-      $("#copied").textContent = told;
+      const text = formatTable(button.dataset.copy, data, state);
+      const message = await copyText(text).then(() => `Copied as ${button.textContent}.`, (error) => `Not copied: ${error.message}.`);
+      $("#copied").textContent = message;
     });
   }
   $(".scale").append("0%", el("i"), "100%");
-  let [width, waiting] = [innerWidth, 0];
+  let [width, frame] = [innerWidth, 0];
   addEventListener("resize", () => {
-    if (innerWidth === width) return; // a phone's address bar comes and goes
+    if (innerWidth === width) return; // only the height changed: a phone's address bar
     width = innerWidth;
-    cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(() => draw());
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => drawSections());
   });
 }
 
-// While runs go on: ask for new data now and then, and draw it when there is some.
-async function follow() {
+// While runs are in progress: request new data every two seconds, and draw the page if there is some.
+async function pollData() {
   const badge = $("#live");
   badge.hidden = false;
-  let mark = null;
+  let etag = null;
   for (;;) {
     try {
-      const answer = await fetch("data.json", { headers: mark ? { "If-None-Match": mark } : {}, cache: "no-store" });
-      if (answer.status === 200) {
-        mark = answer.headers.get("ETag");
-        data = await answer.json();
-        drawAll();
+      const response = await fetch("data.json", { headers: etag ? { "If-None-Match": etag } : {}, cache: "no-store" });
+      if (response.status === 200) {
+        etag = response.headers.get("ETag");
+        data = await response.json();
+        drawPage();
       }
       const runs = data.groups.flatMap((group) => group.runs);
-      const done = runs.filter((run) => run.reached >= run.planned).length;
+      const finished = runs.filter((run) => run.reached >= run.planned).length;
       const one = runs.length === 1 ? `round ${runs[0].reached} of ${runs[0].planned}` : null;
-      badge.textContent = `live, ${one || (runs.length ? `${done} of ${runs.length} runs done` : "before the first round")}`;
+      badge.textContent = `live, ${one || (runs.length ? `${finished} of ${runs.length} runs finished` : "before the first round")}`;
       badge.classList.remove("lost");
     } catch {
-      badge.textContent = "no longer connected; trying again";
+      badge.textContent = "disconnected, retrying";
       badge.classList.add("lost");
     }
     await new Promise((wake) => setTimeout(wake, 2000));
   }
 }
 
-listen();
-drawAll();
-if (data.live) follow();
+addListeners();
+drawPage();
+if (data.live) pollData();

@@ -1,4 +1,4 @@
-// The table of summaries: sortable, and copied as it stands, in Markdown, CSV or LaTeX.
+// The summary table: sortable, and copied in the shown order as Markdown, CSV or LaTeX.
 
 const COLUMNS = [
   { key: "label", head: "method" },
@@ -7,53 +7,53 @@ const COLUMNS = [
   { key: "smoothed", head: "smoothed %", scale: 100, digits: 1, best: Math.max },
   { key: "forgetting", head: "forgetting", scale: 1, digits: 3, best: Math.min },
   { key: "round_forgetting", head: "per round", scale: 1, digits: 3, best: Math.min },
-  { key: "bytes", head: "MB", scale: 1e-6, digits: 1, plain: true },
-  { key: "seconds", head: "seconds", scale: 1, digits: 1, plain: true },
+  { key: "bytes", head: "MB", scale: 1e-6, digits: 1, noSpread: true },
+  { key: "seconds", head: "seconds", scale: 1, digits: 1, noSpread: true },
   { key: "runs", head: "runs" },
 ];
 
 function cellOf(group, column) {
   if (column.key === "label") return { text: group.label, value: group.label };
   if (column.key === "runs") return { text: `${group.runs.length}`, value: group.runs.length };
-  const [mean, deviation] = [group.mean[column.key], column.plain ? null : group.spread[column.key]];
-  const scaled = (value) => (missing(value) ? null : value * column.scale);
-  return { text: spread(scaled(mean), scaled(deviation), column.digits), value: scaled(mean), deviation: scaled(deviation) };
+  const [mean, deviation] = [group.mean[column.key], column.noSpread ? null : group.spread[column.key]];
+  const scaled = (value) => (isMissing(value) ? null : value * column.scale);
+  return { text: formatMean(scaled(mean), scaled(deviation), column.digits), value: scaled(mean), deviation: scaled(deviation) };
 }
 
-function sorted(data, sort) {
+function sortedGroups(data, sort) {
   const column = COLUMNS.find((c) => c.key === sort.key);
   if (!column) return data.groups;
   const order = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
   return [...data.groups].sort((one, other) => {
     const [a, b] = [cellOf(one, column).value, cellOf(other, column).value];
-    if (missing(a) || missing(b)) return missing(a) - missing(b);
+    if (isMissing(a) || isMissing(b)) return isMissing(a) - isMissing(b);
     return sort.down ? order(b, a) : order(a, b);
   });
 }
 
 const bestOf = (data, column) => {
-  const values = data.groups.map((group) => cellOf(group, column).value).filter((value) => !missing(value));
+  const values = data.groups.map((group) => cellOf(group, column).value).filter((value) => !isMissing(value));
   return column.best && data.groups.length > 1 && values.length ? column.best(...values) : null;
 };
 
-function summary(data, state, change) {
+function drawTable(data, state, updateState) {
   $(".about-summary").textContent =
     "Mean" + (data.groups.some((g) => g.runs.length > 1) ? "±standard deviation over seeds" : "") +
-    ". Forgetting: best earlier minus final accuracy, mean over classes (FedNTD, eq. 5); per round: what is lost from one " +
-    "round to the next, gains ignored (Flashback); smoothed: moving average; MB: moved in all. Choose a heading to sort.";
+    ". Forgetting: best earlier minus final accuracy, mean over classes (FedNTD, eq. 5). Per round: accuracy lost from one " +
+    "round to the next, gains ignored (Flashback). Smoothed: moving average. MB: total communication. Click a heading to sort.";
   const heads = COLUMNS.map((column) => {
-    const here = state.sort.key === column.key;
-    const sort = () => change({ sort: { key: column.key, down: here ? !state.sort.down : column.best === Math.max } });
+    const isSorted = state.sort.key === column.key;
+    const sort = () => updateState({ sort: { key: column.key, down: isSorted ? !state.sort.down : column.best === Math.max } });
     const button = el("button", { type: "button", onclick: sort, "data-key": column.key },
-      column.head + (here ? (state.sort.down ? " ↓" : " ↑") : ""));
-    return el("th", { scope: "col", "aria-sort": here ? (state.sort.down ? "descending" : "ascending") : null }, button);
+      column.head + (isSorted ? (state.sort.down ? " ↓" : " ↑") : ""));
+    return el("th", { scope: "col", "aria-sort": isSorted ? (state.sort.down ? "descending" : "ascending") : null }, button);
   });
   const best = Object.fromEntries(COLUMNS.map((column) => [column.key, bestOf(data, column)]));
-  const rows = sorted(data, state.sort).map((group) =>
+  const rows = sortedGroups(data, state.sort).map((group) =>
     el("tr", {}, ...COLUMNS.map((column) => {
       const cell = cellOf(group, column);
       if (column.key === "label") return el("td", {}, swatch(data.groups.indexOf(group)), ` ${cell.text}`);
-      return el("td", { class: !missing(cell.value) && cell.value === best[column.key] ? "best" : null }, cell.text);
+      return el("td", { class: !isMissing(cell.value) && cell.value === best[column.key] ? "best" : null }, cell.text);
     })),
   );
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
@@ -69,15 +69,15 @@ const FORMATS = {
     return [line(COLUMNS.map((c) => c.head)), line(COLUMNS.map((c, i) => (i ? "---:" : "---"))), ...body].join("\n") + "\n";
   },
   csv(rows) {
-    // A cell that a spreadsheet would take for a formula is kept from being one.
+    // Quote a cell that a spreadsheet would read as a formula.
     const quoted = (value) => `"${String(value).replace(/^([=+\-@\t\r])/, "'$1").replaceAll('"', '""')}"`;
-    const named = COLUMNS.flatMap((c) => (c.best ? [c.key, `${c.key}_std`] : [c.key]));
+    const names = COLUMNS.flatMap((c) => (c.best ? [c.key, `${c.key}_std`] : [c.key]));
     const body = rows.map((row) => row.flatMap((cell, i) => {
       if (COLUMNS[i].key === "label") return [quoted(cell.text)];
-      const raw = (value) => (missing(value) ? "" : +(value / (COLUMNS[i].scale || 1)).toPrecision(8));
+      const raw = (value) => (isMissing(value) ? "" : +(value / (COLUMNS[i].scale || 1)).toPrecision(8));
       return COLUMNS[i].best ? [raw(cell.value), raw(cell.deviation)] : [raw(cell.value)];
     }).join(","));
-    return [named.join(","), ...body].join("\n") + "\n";
+    return [names.join(","), ...body].join("\n") + "\n";
   },
   latex(rows) {
     const special = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "\n": " " };
@@ -93,15 +93,15 @@ const FORMATS = {
   },
 };
 
-function tableAs(format, data, state) {
-  const rows = sorted(data, state.sort).map((group) => COLUMNS.map((column) => {
+function formatTable(format, data, state) {
+  const rows = sortedGroups(data, state.sort).map((group) => COLUMNS.map((column) => {
     const cell = cellOf(group, column);
-    return { ...cell, best: column.best && !missing(cell.value) && cell.value === bestOf(data, column) };
+    return { ...cell, best: column.best && !isMissing(cell.value) && cell.value === bestOf(data, column) };
   }));
   return FORMATS[format](rows);
 }
 
-async function copy(text) {
+async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -109,8 +109,8 @@ async function copy(text) {
     area.value = text;
     document.body.append(area);
     area.select();
-    const done = document.execCommand("copy");
+    const copied = document.execCommand("copy");
     area.remove();
-    if (!done) throw new Error("the browser does not let this page copy");
+    if (!copied) throw new Error("the browser does not allow it");
   }
 }
