@@ -22,6 +22,7 @@ import torch
 import fedkeep as fk
 from fedkeep import tree
 from fedkeep.engine.simulate import make_simulation
+from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     folder = args.run
     try:
         history = fk.load_run(folder)
-        federation = Experiment.from_dict(history.about).parts()
+        federation = build(Experiment.from_dict(history.about))
         method, data, clients, settings = federation.method, federation.data, federation.clients, federation.settings
         if not isinstance(method, fk.methods.FedKA):
             parser.error(f"{folder} is a run of {method.name}, not of fedka")

@@ -56,7 +56,7 @@ def main() -> None:
             f"the cache {sim.state.clients.cache_bytes / 1e6:.0f} MB"
         )
         print(f"  {len(sim.state.clients)} clients have a state: {on_disk / 1e9:.1f} GB on disk")
-        print(f"  memory: {sim.state.clients._held / 1e6:.0f} MB of states held, at most {most:.0f} MB in the process")
+        print(f"  memory: {sim.state.clients._cached_bytes / 1e6:.0f} MB of states held, at most {most:.0f} MB in the process")
         print(f"  a checkpoint wrote {np.mean(written):.1f} of them on average, in {np.median(seconds):.2f} s")
 
 

@@ -41,8 +41,8 @@ for command in (
 app.add_typer(flower.app, name="flower")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"fedkeep {__version__}")
         raise typer.Exit
 
@@ -50,15 +50,15 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _app(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run the command line; bad input ends in one line, not in a traceback."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal without the characters of a picture gets others in their place
+    """Run the command line; invalid input ends with a message of one line, not with a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without block characters shows "?" instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -72,26 +72,26 @@ def main() -> None:
             print(f"fedkeep: {error}", file=sys.stderr, flush=True)
         sys.exit(1 if isinstance(error, Diverged) else 2)
     except SystemExit as end:
-        if end.code == 130:  # what typer makes of Ctrl-C
-            print("fedkeep: interrupted; the same command again, or fedkeep resume, goes on from here", file=sys.stderr)
+        if end.code == 130:  # typer's exit code for Ctrl-C
+            print("fedkeep: interrupted; to resume, repeat the command or use fedkeep resume RUN", file=sys.stderr)
         raise
 
 
 @contextmanager
 def only_rank0_prints() -> Iterator[None]:
-    """Among the processes of `torchrun` only rank 0 writes to the terminal, but whoever is told to end says so."""
+    """Of the processes of `torchrun`, let only rank 0 write to the terminal; any process that is terminated says so."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
     stderr = sys.stderr
 
-    def told(number: int, frame: object) -> None:
-        print("fedkeep: this run was ended from outside; fedkeep resume goes on with it", file=stderr, flush=True)
+    def on_terminate(number: int, frame: object) -> None:
+        print("fedkeep: the run was terminated; to resume, use fedkeep resume RUN", file=stderr, flush=True)
         os._exit(1)
 
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, on_terminate)
     if os.environ.get("RANK", "0") == "0":
         yield
         return
-    with open(os.devnull, "w") as silence, redirect_stdout(silence), redirect_stderr(silence):
+    with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
         yield

@@ -14,22 +14,21 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep.cli import options
 from fedkeep.cli.options import AsJson
-from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History
 
 
 def demo(
-    seeds: Annotated[int, typer.Option(min=1, help="How often to run each method, with seeds 0, 1, ...")] = 3,
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each run.")] = 60,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method, with seeds 0, 1, ...")] = 3,
+    rounds: Annotated[int, typer.Option(min=2, help="Number of rounds per run.")] = 60,
     as_json: AsJson = False,
-    svg: Annotated[Path | None, typer.Option(help="Also save what is shown as an SVG picture.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report page is written.")] = Path(
+    svg: Annotated[Path | None, typer.Option(help="Also save the output as an SVG picture.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of the report page.")] = Path(
         "fedkeep-demo.html"
     ),
 ) -> None:
-    """FedAvg beside FedProx, SCAFFOLD and FedNTD on embedded data: who forgets, and how much. Under two minutes.
+    """Compare how much FedAvg, FedProx, SCAFFOLD and FedNTD forget, on a small built-in data set. Under two minutes.
 
-    Ends with a report page that shows it round by round.
+    Also writes a report page that shows every round.
 
     Example: fedkeep demo --seeds 1
     """
@@ -39,9 +38,9 @@ def demo(
     from fedkeep.experiments import demo as job
     from fedkeep.reports import write as write_report
 
-    if svg is not None and not svg.parent.is_dir():
-        raise FedkeepError(f"there is no folder {svg.parent} to save the picture in")
-    options.check_output(output)
+    if svg is not None:
+        options.require_writable(svg, "demo.svg", key="svg")
+    options.require_writable(output)
     with tempfile.TemporaryDirectory(prefix="fedkeep-demo-") as folder:
         with ProgressBar(Console(stderr=True), seeds * len(job.METHODS) * rounds) as progress:
             runs = job.run(Path(folder), seeds, rounds, progress)
@@ -52,7 +51,7 @@ def demo(
     console = Console(record=svg is not None, width=100 if svg else None, file=io.StringIO() if as_json else None)
     console.print(
         f"Handwritten digits, {job.CLIENTS} clients with about {job.SHARDS} digits each, "
-        f"{job.SETTINGS['participation']} of them a round, {rounds} rounds, {seeds} seed{'s' * (seeds > 1)}.\n"
+        f"{job.SETTINGS['participation']} of them in each round, {rounds} rounds, {seeds} seed{'s' * (seeds > 1)}.\n"
     )
     for name in ("fedavg", "fedntd"):
         console.print(heatmap.heat_map(name, runs[name][0], min(60, console.width - 14)))

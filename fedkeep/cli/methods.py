@@ -21,35 +21,48 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this method in full.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods: hyperparameters, what each moves, keeps and discloses, measured from its own trees.
+    """List the methods and what each sends, stores and discloses; with NAME, its hyperparameters too.
 
     Example: fedkeep methods fedntd
     """
     from fedkeep import methods as registry
     from fedkeep.engine import footprint
 
-    chosen = {name: registry.get(name)} if name else registry.discover()
-    found = {key: (cls, footprint.footprint(cls())) for key, cls in chosen.items()}
+    classes = {name: registry.get(name)} if name else registry.discover()
+    measured = {key: (cls, footprint.footprint(cls())) for key, cls in classes.items()}
     if as_json:
         about = {
-            key: {"paper": cls.paper, "hyperparameters": cls.defaults(), **asdict(size)}
-            for key, (cls, size) in found.items()
+            key: {
+                "paper": cls.paper,
+                "hyperparameters": cls.defaults(),
+                "warnings": _warnings(cls),
+                **asdict(size),
+            }
+            for key, (cls, size) in measured.items()
         }
         print(to_json(about, indent=2))
     elif name:
-        _one_method(Console(), *found[name])
+        _one_method(Console(), *measured[name])
     else:
-        _method_table(Console(), found)
+        _method_table(Console(), measured)
 
 
-def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:
-    table = Table(title="Sizes in models, for each client and round", title_justify="left", box=box.SIMPLE_HEAD)
-    for head in ("method", "down", "up", "discloses", "client keeps", "public set"):
+def _warnings(cls: type[FedAvg]) -> dict[str, str]:
+    """Return the warnings about a method's hyperparameters, by field."""
+    warnings = {field: getattr(h, "warning", "") for field, h in cls.hyperparameters().items()}
+    return {field: text for field, text in warnings.items() if text}
+
+
+def _method_table(console: Console, measured: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:
+    table = Table(
+        title="Sizes per client and round, in multiples of the model", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    for head in ("method", "download", "upload", "discloses", "client stores", "public set"):
         table.add_column(head, no_wrap=head == "method")
-    for key, (_, size) in found.items():
+    for key, (_, size) in measured.items():
         table.add_row(
             key,
             f"{size.down:.1f}",
@@ -59,21 +72,24 @@ def _method_table(console: Console, found: Mapping[str, tuple[type[FedAvg], Foot
             size.public,
         )
     console.print(table)
-    console.print("fedkeep methods NAME shows one in full.", style="dim")
+    console.print("fedkeep methods NAME shows one method in full.", style="dim")
 
 
 def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
-    def say(text: str) -> None:
+    def line(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
     console.print(f"[bold]{cls.name}[/bold]  {cls.paper}\n")
-    say(inspect.getdoc(cls) or "")
-    say("")
+    line(inspect.getdoc(cls) or "")
+    line("")
+    warnings = _warnings(cls)
     for field, value in cls.defaults().items():
         h = cls.hyperparameters()[field]
-        say(f"  {field} = {value}: {h.help}" + (f" (at {h.fedavg_at} it is FedAvg)" if h.fedavg_at is not None else ""))
-    say(f"  down, to each client and round: {', '.join(size.sends)} ({size.down:.2f} models)")
-    say(f"  up, all that the server learns of a client: {', '.join(size.uploads)} ({size.up:.2f} models)")
-    say(f"  kept by a client between visits: {', '.join(size.keeps) or 'nothing'} ({size.state:.2f} models)")
-    say(f"  public examples on the server: {'needed, ' + size.public if size.public != 'no' else 'not needed'}")
-    say(f"  a teacher's pass over the client's data: {'yes' if size.teacher else 'no'}")
+        line(f"  {field} = {value}: {h.help}" + (f" (at {h.fedavg_at} it is FedAvg)" if h.fedavg_at is not None else ""))
+        if field in warnings:
+            line(f"    warning: {warnings[field]}")
+    line(f"  download, per client and round: {', '.join(size.sends)} ({size.down:.2f} models)")
+    line(f"  upload, all that the server learns about a client: {', '.join(size.uploads)} ({size.up:.2f} models)")
+    line(f"  stored by a client between visits: {', '.join(size.keeps) or 'nothing'} ({size.state:.2f} models)")
+    line(f"  public examples on the server: {'required, ' + size.public if size.public != 'no' else 'not required'}")
+    line(f"  extra forward pass of a teacher over the client's data: {'yes' if size.teacher else 'no'}")

@@ -12,48 +12,53 @@ from rich.console import Console
 
 from fedkeep.errors import FedkeepError, RunError
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ExperimentArgs = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
 ]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")]
 
 
-def file_and_overrides(words: list[str] | None) -> tuple[Path | None, list[str]]:
-    """Tell the experiment file from the overrides."""
-    file, overrides = name_and_overrides(words, "experiment file")
+def file_and_overrides(args: list[str] | None) -> tuple[Path | None, list[str]]:
+    """Split arguments into the experiment file, if there is one, and the overrides."""
+    file, overrides = name_and_overrides(args, "experiment file")
     return Path(file) if file else None, overrides
 
 
-def name_and_overrides(words: list[str] | None, what: str) -> tuple[str | None, list[str]]:
-    """Tell a name, or a file, from the overrides."""
-    names = [word for word in words or [] if "=" not in word or word.endswith(".toml")]
+def name_and_overrides(args: list[str] | None, what: str) -> tuple[str | None, list[str]]:
+    """Split arguments into a name or a file, if there is one, and the overrides; `what` is what is named."""
+    args = args or []
+    names = [arg for arg in args if "=" not in arg or arg.endswith(".toml")]
     if len(names) > 1:
-        raise FedkeepError(f"one {what} at a time, not {' and '.join(names)}; overrides are key=value")
-    return names[0] if names else None, [word for word in words or [] if word not in names]
-
-
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
+        raise FedkeepError(
+            f"only one {what} is possible, not {' and '.join(names)}; overrides are written key=value",
+            key=what,
+            value=names,
+        )
+    return names[0] if names else None, [arg for arg in args if arg not in names]
 
 
 def print_page_path(console: Console, output: Path) -> None:
-    """Say where the page is."""
+    """Print where the report page is."""
     console.print(f"\nThe page: {output} (open it in a browser)", markup=False, highlight=False, soft_wrap=True)
 
 
-def check_folders(folders: Sequence[Path]) -> None:
-    """Refuse a folder that is not there, with the name that was probably meant."""
+def require_folders(folders: Sequence[Path]) -> None:
+    """Raise if a folder does not exist, and suggest the closest name."""
     for folder in folders:
         if folder.exists():
             continue
-        beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir()) if folder.parent.is_dir() else []
-        close = difflib.get_close_matches(folder.name, beside, n=1)
+        siblings = sorted(p.name for p in folder.parent.iterdir() if p.is_dir()) if folder.parent.is_dir() else []
+        close = difflib.get_close_matches(folder.name, siblings, n=1)
         hint = f": did you mean {folder.parent / close[0]}?" if close else ""
-        raise RunError(f"there is no folder {folder}{hint}")
+        raise RunError(f"there is no folder {folder}{hint}", key="run", value=str(folder), valid=siblings)
 
 
-def check_output(output: Path) -> None:
-    """Refuse a place where no file can be written, before any work is done."""
+def require_writable(output: Path, example: str = "report.html", key: str = "output") -> None:
+    """Raise if this cannot be a file to write, before any work is done."""
     if not output.parent.is_dir():
-        raise FedkeepError(f"there is no folder {output.parent} to write the page in")
+        raise FedkeepError(f"there is no folder {output.parent} to write {output} in", key=key, value=str(output))
     if output.is_dir():
-        raise FedkeepError(f"{output} is a folder: name the file to write, such as {output / 'report.html'}")
+        raise FedkeepError(
+            f"{output} is a folder: name the file to write, such as {output / example}", key=key, value=str(output)
+        )

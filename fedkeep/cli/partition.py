@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides
-from fedkeep.errors import FedkeepError
+from fedkeep.cli import heatmap
+from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, require_writable
+from fedkeep.data.partition import summarize_label_counts
 
 
 def partition(
-    words: ExperimentArgs = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it into this SVG file.")] = None,
+    args: ExperimentArgs = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also save the picture as this SVG file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at a split before training: who holds which classes.
+    """Show which client holds how many examples of which class, without training.
 
     Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
     """
-    from fedkeep.cli import heatmap
-    from fedkeep.data.partition import summarize_label_counts
+    from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment, read
     from fedkeep.experiments.overrides import override
 
-    file, overrides = file_and_overrides(words)
-    given = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
-    experiment = Experiment.from_dict(override(given, overrides))
-    data, clients = experiment.data_and_clients()
+    if output is not None:
+        require_writable(output, "split.svg")
+    file, overrides = file_and_overrides(args)
+    tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
+    experiment = Experiment.from_dict(override(tables, overrides))
+    data, clients = load_data_and_clients(experiment)
     counts = clients.label_counts(data.y_train, data.n_classes)
     if output is not None:
-        if not output.parent.is_dir():
-            raise FedkeepError(f"there is no folder {output.parent} to draw the picture in")
-        output.write_text(heatmap.as_svg(counts, f"{data.name}: {experiment.split['kind']}"))
+        _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}")
     if as_json:
         print(to_json({"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}, indent=2))
         return
-    console = Console()
+    _print_split(Console(), counts)
+
+
+def _print_split(console: Console, counts: np.ndarray) -> None:
     console.print(heatmap.label_count_map(counts, console.width))
     console.print(summarize_label_counts(counts), highlight=False)
+
+
+def _save_svg(path: Path, counts: np.ndarray, title: str) -> None:
+    """Save the picture as an SVG file, wide enough for at most 200 clients."""
+    console = Console(record=True, file=io.StringIO(), width=max(80, min(len(counts), 200) + heatmap.MARGIN))
+    _print_split(console, counts)
+    console.save_svg(str(path), title=title)

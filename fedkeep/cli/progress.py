@@ -1,4 +1,4 @@
-"""Progress of runs on a terminal."""
+"""Progress of runs: a bar on a terminal, lines when piped."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedkeep.cli.heatmap import append_cells
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History, Record
 
-MAX_SECONDS_BETWEEN_LINES = 10.0  # seconds without a line, at most, when piped
+MAX_SECONDS_BETWEEN_LINES = 10.0  # when piped
 
 
 class ProgressBar:
     """Progress over all rounds of all runs.
 
-    On a terminal: a bar with the time left, and how the present run is doing, class by class. Piped: a line at the end
-    of every run, and one now and then within a long one.
+    On a terminal: a bar with the time left, and the class accuracies of the current run. Piped: a line at the end of
+    every run, and some lines during a long one.
     """
 
     def __init__(self, console: Console, total: int) -> None:
@@ -59,7 +59,7 @@ class ProgressBar:
         self.progress.update(self.task, description=name)
 
     def __call__(self, simulation: Any, record: Record) -> None:
-        """Count a round; this is a callback of the simulation."""
+        """Count a round. The bar is a callback of the simulation."""
         self._count(record["round"])
         for each in [record] if self.run.round else simulation.history.records:  # resumed: the earlier rounds too
             self.run.update(each)
@@ -82,7 +82,7 @@ class ProgressBar:
         self.console.print(f"{name}: {error}", markup=False, highlight=False, soft_wrap=True)
 
     def _count(self, rounds: int) -> None:
-        """Advance the bar to this many rounds of the current run: those of an earlier process count too."""
+        """Advance the bar to this many rounds of the current run, including rounds that ran before it was resumed."""
         self.progress.advance(self.task, rounds - self.counted)
         self.counted = rounds
 
@@ -91,22 +91,19 @@ class ProgressBar:
         print(line, file=sys.stderr, flush=True)
 
     def _now(self) -> RenderableType:
-        """What a terminal shows at this moment."""
+        """Return what a terminal shows at this moment."""
         if not self.run.recent:
             return self.progress.get_renderable()
         return Group(self.progress.get_renderable(), Text(self.run.line()), self.run.strip())
 
 
-"""How a run is doing, while it goes on: accuracy, forgetting, and the classes over the last rounds."""
-
-
 class RunProgress:
-    """The last rounds of one run, kept up to date record by record.
+    """Accuracy, forgetting and class accuracies of one run, updated record by record.
 
-    >>> pulse = RunProgress()
-    >>> pulse.update({"round": 1, "confusion": [[9, 1], [10, 0]]})
-    >>> pulse.update({"round": 2, "confusion": [[3, 7], [2, 8]]})
-    >>> pulse.line()
+    >>> run = RunProgress()
+    >>> run.update({"round": 1, "confusion": [[9, 1], [10, 0]]})
+    >>> run.update({"round": 2, "confusion": [[3, 7], [2, 8]]})
+    >>> run.line()
     'round 2: accuracy 0.550, forgetting -0.100'
     """
 
@@ -117,7 +114,7 @@ class RunProgress:
         self._best: np.ndarray | None = None  # [C] of the rounds before the last
 
     def update(self, record: Record) -> None:
-        """Take in a round's record."""
+        """Add a round's record."""
         if record["round"] < 1:
             return
         self.round = record["round"]
@@ -131,19 +128,19 @@ class RunProgress:
 
     @property
     def lost(self) -> np.ndarray | None:
-        """[C] by how much each class is below its best earlier round; None before the second."""
+        """How far each class is below its best earlier round, [C]; None before the second round."""
         return None if self._best is None else self._best - self.recent[-1]
 
     def line(self) -> str:
-        """Say it in words."""
+        """Format the last round as one line."""
         if not self.recent:
             return f"round {self.round}: not evaluated yet"
         lost = self.lost
-        told = "" if lost is None else f", forgetting {np.nanmean(lost):.3f}"
-        return f"round {self.round}: accuracy {self.accuracy:.3f}{told}"
+        forgotten = "" if lost is None else f", forgetting {np.nanmean(lost):.3f}"
+        return f"round {self.round}: accuracy {self.accuracy:.3f}{forgotten}"
 
     def strip(self, most: int = 10) -> Text:
-        """Draw the last rounds, a row per class; of many classes those that have lost most."""
+        """Draw the last rounds, a row per class; of many classes, those that have lost most."""
         text = Text()
         if not self.recent:
             return text

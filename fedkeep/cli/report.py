@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, Runs, check_folders, check_output, print_page_path
+from fedkeep.cli.options import AsJson, Runs, print_page_path, require_folders, require_writable
 
 
 def report(
@@ -24,8 +24,8 @@ def report(
     """
     from fedkeep.reports import write
 
-    check_folders(folders)
-    check_output(output)
+    require_folders(folders)
+    require_writable(output)
     data = write(folders, output)
     if as_json:
         print(to_json({"page": str(output), "bytes": output.stat().st_size, "verdict": data["verdict"]}, indent=2))
@@ -47,7 +47,7 @@ def watch(
     """
     from fedkeep.reports.watch import HOST, serve
 
-    check_folders(folders)
+    require_folders(folders)
     logging.getLogger("fedkeep").addFilter(_OncePerMessage())
     with serve(folders, port) as server:
         print(f"http://{HOST}:{server.server_address[1]}/ serves the report (Ctrl-C stops it)", flush=True)

@@ -20,14 +20,14 @@ from fedkeep.runs.history import History
 
 @dataclass(frozen=True)
 class ExtraCallbacks:
-    """Makes the callbacks that options of `fedkeep run` ask for; picklable, so that other processes can make them."""
+    """The callbacks that options of `fedkeep run` add to a run; picklable, so that other processes can make them."""
 
     tensorboard: bool = False
     instruments: tuple[str, ...] = ()
     every: int = 10
 
     def __call__(self) -> list[Callback]:
-        """Make the callbacks of one run."""
+        """Return new callbacks for one run."""
         from fedkeep.instruments import Every
         from fedkeep.runs.tensorboard import TensorBoard
 
@@ -36,23 +36,23 @@ class ExtraCallbacks:
 
 
 def run(
-    words: ExperimentArgs = None,
-    sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: a run for each value; may be repeated.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
-    name: Annotated[str | None, typer.Option(help="The run folder's name (with a sweep: how names begin).")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, each in a process of its own.")] = 1,
+    args: ExperimentArgs = None,
+    sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: one run per value. May be repeated.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where to create the run folders.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Name of the run folder (with a sweep: its prefix).")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in its own process.")] = 1,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard event files (extra tensorboard).")
     ] = False,
     instruments: Annotated[
-        str, typer.Option(help="Also study the models: divergence, alignment, ... (see fedkeep analyse), with commas.")
+        str, typer.Option(help="Also run these studies, separated by commas (see fedkeep analyse).")
     ] = "",
-    every: Annotated[int, typer.Option(min=1, help="After how many rounds --instruments look again.")] = 10,
+    every: Annotated[int, typer.Option(min=1, help="Run the studies of --instruments every N rounds.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment, or a sweep of them, each into a folder of its own; go on with those that are there already.
+    """Run an experiment or a sweep, one folder per run. Unfinished runs are resumed.
 
-    FILE.toml may also be the name of an experiment that comes with fedkeep: digits. method=all sweeps all methods.
+    FILE.toml can also be the name of an experiment that comes with fedkeep: digits. method=all sweeps all methods.
 
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
@@ -64,16 +64,16 @@ def run(
 
     make_callbacks = ExtraCallbacks(tensorboard, tuple(parse_study_names(instruments)) if instruments else (), every)
     make_callbacks()  # a missing package is reported now, not after the first round
-    file, overrides = file_and_overrides(words)
-    given = read(file) if file else {}
-    base = name or given.get("name") or (file.stem if file else "run")
+    file, overrides = file_and_overrides(args)
+    tables = read(file) if file else {}
+    base = name or tables.get("name") or (file.stem if file else "run")
     todo = {}
     for combination in expand_sweep(sweep or []):
-        said = [*overrides, *combination]
-        label = folder_name(base, combination if name else said)
+        every_override = [*overrides, *combination]
+        label = folder_name(base, combination if name else every_override)
         if label in todo:
-            raise FedkeepError(f"two runs of this sweep would share the folder {label}")
-        todo[label] = Experiment.from_dict(override(given, said))
+            raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
+        todo[label] = Experiment.from_dict(override(tables, every_override))
     histories: dict[str, History] = {}
     failures: list[FedkeepError] = []
     with ProgressBar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
@@ -91,7 +91,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
 ) -> None:
-    """Go on with an interrupted run: to the same final weights as if nothing had happened.
+    """Resume an interrupted run. The result is bit for bit that of an uninterrupted run.
 
     Example: fedkeep resume runs/digits
     """

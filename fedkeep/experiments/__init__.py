@@ -1,1 +1,1 @@
-"""Experiments as files: reading, overriding, running, resuming and sweeping them."""
+"""Experiments as files: reading, overriding, building, running, resuming and sweeping."""

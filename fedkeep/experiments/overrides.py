@@ -1,7 +1,8 @@
-"""Experiments as plain tables, and how words change them: overrides, sweeps, one experiment's tables over another's."""
+"""Changes to the tables of an experiment: `key=value` overrides, sweeps and merging."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import tomllib
@@ -14,107 +15,122 @@ from fedkeep._util.text import did_you_mean
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
 
-NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # what a section is about, by its key
+NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # the key of a section's name
 TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
-KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every"]  # of an experiment
+KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every"]  # the top-level keys of an experiment
 
 
-def override(given: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Apply `key=value` overrides; a key of [train] may stand alone, and a new method drops the old one's settings.
+def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return an experiment's tables with `key=value` overrides applied.
+
+    A key of [train] may be written without `train.`. Another method, model, data set or split drops the options of the
+    old one.
 
     >>> override({"method": {"name": "fedntd", "beta": 0.5}}, ["method=fedprox", "lr=0.1", "split.kind=iid"])
     {'method': {'name': 'fedprox'}, 'train': {'lr': 0.1}, 'split': {'kind': 'iid'}}
     """
-    given = {key: dict(value) if isinstance(value, dict) else value for key, value in given.items()}
+    tables = copy.deepcopy(tables)
     for text in overrides:
         key, equals, written = text.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{text!r} is not an override: write key=value, such as train.lr=0.1")
-        section, _, name = _place(key.strip()).partition(".")
-        value = _value(written)
+            raise ConfigError(
+                f"{text!r} is not an override: write key=value, such as train.lr=0.1", key="override", value=text
+            )
+        full = _full_key(key.strip())
+        section, _, name = full.partition(".")
+        value = _parse_value(written)
         if section in NAME_KEY and name in ("", NAME_KEY[section]):
-            same = isinstance(given.get(section), dict) and given[section].get(NAME_KEY[section]) == value
-            given[section] = given[section] if same else {NAME_KEY[section]: value}
+            old = tables.get(section)
+            if not isinstance(old, dict) or old.get(NAME_KEY[section]) != value:
+                tables[section] = {NAME_KEY[section]: value}
         elif name:
-            table = as_table(section, given.get(section, {}))
-            inner = table
-            *parents, last = name.split(".")
-            for parent in parents:
-                inner = inner.setdefault(parent, {}) if isinstance(inner, dict) else inner
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{text!r}: there is no table {'.'.join([section, *parents])} to set {last} in")
-            inner[last] = value
-            given[section] = table
+            tables[section] = as_table(section, tables.get(section, {}))
+            _set(tables[section], full, value)
         else:
-            given[section] = value
-    return given
+            tables[section] = value
+    return tables
 
 
-def merge(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Put some tables of an experiment over those of another, key by key; another method, model or kind of split
-    replaces its table, for the settings of the old one mean nothing to it.
+def _set(table: Any, full: str, value: Any) -> None:
+    """Set `section.a.b` in the section's table, in place; missing tables in between are created."""
+    section, *parents, last = full.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {}) if isinstance(table, dict) else table
+    if not isinstance(table, dict):
+        parent = ".".join([section, *parents])
+        raise ConfigError(f"{full} cannot be set: {parent} is not a table", key=full, value=value)
+    table[last] = value
+
+
+def merge(tables: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return an experiment's tables with some of another's merged into them, key by key.
+
+    Another method, model or kind of split replaces the whole table, because the old one's options do not apply to it.
 
     >>> merge({"model": "mlp", "split": {"kind": "shards", "s": 2}}, {"model": {"projection": 8}, "split": "iid"})
     {'model': {'name': 'mlp', 'projection': 8}, 'split': {'kind': 'iid'}}
     """
-    out = dict(given)
+    merged = dict(tables)
     for key, change in changes.items():
-        old, new = as_table(key, out.get(key)), as_table(key, change)
-        subject = NAME_KEY[key] if key in ("method", "model", "split") else None
-        other = (
-            subject is not None and isinstance(new, dict) and new.get(subject) not in (None, (old or {}).get(subject))
-        )
-        out[key] = new if other else _over(old, new)
-    return out
+        old, new = as_table(key, merged.get(key)), as_table(key, change)
+        merged[key] = new if _is_other_name(key, old, new) else _deep_merge(old, new)
+    return merged
 
 
-def _over(old: Any, new: Any) -> Any:
-    """Put a value over another; tables key by key, however deep."""
+def _is_other_name(section: str, old: Any, new: Any) -> bool:
+    """Return whether a table names another method, model or kind of split than the old table."""
+    if section not in ("method", "model", "split") or not isinstance(new, dict):
+        return False
+    key = NAME_KEY[section]
+    return new.get(key) not in (None, (old or {}).get(key))
+
+
+def _deep_merge(old: Any, new: Any) -> Any:
+    """Return the new value; of two tables, the old one updated key by key, at any depth."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    return {**old, **{key: _over(old.get(key), value) for key, value in new.items()}}
+    return {**old, **{key: _deep_merge(old.get(key), value) for key, value in new.items()}}
 
 
 def as_table(section: str, value: Any) -> Any:
-    """Write a section that is given by its name alone as a table."""
+    """Return a section as a table, also if it is given by its name alone."""
     return {NAME_KEY[section]: value} if isinstance(value, str) and section in NAME_KEY else value
 
 
-def expand_sweep(swept: Sequence[str]) -> list[list[str]]:
+def expand_sweep(axes: Sequence[str]) -> list[list[str]]:
     """Turn `key=a,b,c` sweeps into lists of overrides, one per combination.
 
     >>> expand_sweep(["seed=0,1", "method=fedavg,fedntd"])[1:3]
     [['seed=0', 'method=fedntd'], ['seed=1', 'method=fedavg']]
     """
-    axes: list[list[str]] = []
-    places: list[str] = []
-    for text in swept:
+    overrides: dict[str, list[str]] = {}
+    for text in axes:
         key, equals, written = text.partition("=")
         if not equals or not written:
-            raise ConfigError(f"{text!r} is not a sweep: write key=a,b,c, such as seed=0,1,2")
-        place = _place(key.strip())
-        if place in places:
-            raise ConfigError(f"{key} is swept twice")
-        places.append(place)
+            raise ConfigError(f"{text!r} is not a sweep: write key=a,b,c, such as seed=0,1,2", key="sweep", value=text)
+        full = _full_key(key.strip())
+        if full in overrides:
+            raise ConfigError(f"{key} is swept twice", key=full, value=text)
         values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", written)]
         if values == ["all"] and key in ("method", "method.name"):
             values = list(methods.discover())
-        axes.append([f"{key}={value}" for value in values])
-    return [list(combination) for combination in itertools.product(*axes)]
+        overrides[full] = [f"{key}={value}" for value in values]
+    return [list(combination) for combination in itertools.product(*overrides.values())]
 
 
-def _place(key: str) -> str:
+def _full_key(key: str) -> str:
+    """Return a key with its section: `train.` may be left out."""
     if key.partition(".")[0] in KEYS:
         return key
     if key in TRAIN:
         return f"train.{key}"
-    valid = [*KEYS, *(f"train.{name}" for name in TRAIN)]
-    raise ConfigError(f"unknown key {key!r}: {did_you_mean(key, [*valid, *TRAIN])}")
+    valid = [*KEYS, *(f"train.{name}" for name in TRAIN), *TRAIN]
+    raise ConfigError(f"unknown key {key!r}: {did_you_mean(key, valid)}", key=key, valid=valid)
 
 
-def _value(written: str) -> Any:
-    """Read a value as TOML, or else as the text it is."""
+def _parse_value(text: str) -> Any:
+    """Return a value written as TOML; anything else is a string."""
     try:
-        return tomllib.loads(f"v = {written}")["v"]
+        return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        return written
+        return text

@@ -18,6 +18,7 @@ from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import run
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.reading import load_run
 
@@ -35,7 +36,7 @@ class Progress(Protocol):
         """Show a run's result."""
 
     def fail_run(self, name: str, error: FedkeepError, rounds: int) -> None:
-        """Show a run's error; it would have had so many rounds."""
+        """Show a run's error; `rounds` is the number of rounds it should have run."""
 
     def __call__(self, simulation: Simulation, record: Record) -> None:
         """Count a round."""
@@ -56,15 +57,15 @@ def run_all(
     progress: Progress,
     make_callbacks: MakeCallbacks = list,
 ) -> Iterator[tuple[str, Outcome]]:
-    """Run experiments into folders of their names, and yield each result. A failed run does not stop the others."""
+    """Run experiments, each in the folder of its name, and yield each result. A failed run does not stop the others."""
     if jobs > 1 and current_ranks().size > 1:
         raise FedkeepError(
             "several runs at a time (--jobs) and several processes per run (torchrun) cannot be combined",
             key="jobs",
             value=jobs,
         )
-    run = _one_by_one if jobs == 1 else _in_processes
-    for label, outcome in run(experiments, folder, jobs, progress, make_callbacks):
+    outcomes = _one_by_one if jobs == 1 else _in_processes
+    for label, outcome in outcomes(experiments, folder, jobs, progress, make_callbacks):
         if isinstance(outcome, FedkeepError):
             progress.fail_run(label, outcome, experiments[label].train.rounds)
         else:
@@ -78,7 +79,7 @@ def _one_by_one(
     for label, experiment in experiments.items():
         progress.start_run(label)
         try:
-            yield label, experiment.run(folder / label, (progress, *make_callbacks()))
+            yield label, run(experiment, folder / label, (progress, *make_callbacks()))
         except FedkeepError as error:
             yield label, error
 
@@ -109,7 +110,7 @@ def _in_processes(
 def _run(experiment: dict[str, Any], path: Path, make_callbacks: MakeCallbacks) -> FedkeepError | None:
     """Run one experiment in this process; the history stays in its folder, only an error is returned."""
     try:
-        Experiment.from_dict(experiment).run(path, make_callbacks())
+        run(Experiment.from_dict(experiment), path, make_callbacks())
     except FedkeepError as error:
         return error
     return None

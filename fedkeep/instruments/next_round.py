@@ -24,6 +24,7 @@ from fedkeep.engine.federation import Federation
 from fedkeep.engine.simulate import restore_simulation
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.experiments.build import build
 from fedkeep.experiments.resume import federation_from_arguments
 from fedkeep.method import FedAvg
 from fedkeep.runs.client_store import ClientStore
@@ -123,7 +124,7 @@ def _from_file(path: Path, about: dict[str, Any]) -> Federation:
     from fedkeep.experiments.experiment import Experiment
 
     try:
-        return Experiment.from_dict(about).parts()
+        return build(Experiment.from_dict(about))
     except FedkeepError as error:
         raise ConfigError(
             f"{path} cannot be made again from its file alone ({error}); from Python: "

@@ -200,10 +200,11 @@ def _label_counts(run: Run) -> dict[str, Any] | str:
     """Return a run's label counts, computed again from its experiment file if needed, or why that is not possible."""
     if (recorded := label_counts_of(run.history)) is not None:
         return recorded
+    from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment
 
     try:
-        data, clients = Experiment.from_dict(run.history.about).data_and_clients()
+        data, clients = load_data_and_clients(Experiment.from_dict(run.history.about))
     except FedkeepError as error:
         return f"the split of {run.history.folder} was not recorded and cannot be computed again: {error}"
     return count_labels(clients, data.y_train, data.n_classes)

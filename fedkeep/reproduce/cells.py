@@ -10,6 +10,7 @@ from fedkeep.data.sources import named
 from fedkeep.engine import distributed
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import existing_run
 from fedkeep.experiments.sweep import Progress, folder_name, run_all
 from fedkeep.reproduce.spec import Table
 from fedkeep.runs.history import History
@@ -120,7 +121,7 @@ class Job:
     def _read(self, cell: Cell, found: Results) -> bool:
         """Take a run that has come to its end, or had diverged, into the results."""
         path, into = self.path(cell), found.cells[cell.column, cell.row]
-        history = cell.experiment.found(path)
+        history = existing_run(cell.experiment, path)
         if history is None:
             return False
         if history.finished:

@@ -14,19 +14,20 @@ from fedkeep.tree import Tree
 
 
 class ClientStore:
-    """What clients keep between visits: one file per client and round, and a bounded cache in memory.
+    """Client states by client id: one file per client and round, and a bounded cache in memory.
 
-    Without a folder everything stays in memory. A state's file is named by the round that made it, so a newer state
-    never overwrites the one that the last checkpoint names; `save` and then `prune` make the newer one count.
+    Without a folder everything stays in memory. The name of a state's file contains the round that made it, so that a
+    newer state never overwrites the one that the last checkpoint refers to. After a checkpoint, `prune` removes the
+    older files.
     """
 
     def __init__(self, folder: Path | None = None, cache_bytes: int = 256 << 20) -> None:
         self.folder, self.cache_bytes = folder, cache_bytes
-        self.rounds: dict[int, int] = {}  # every client that has a state, and the round that made it
+        self.rounds: dict[int, int] = {}  # client id -> the round that made its state
         self._cache: OrderedDict[int, Tree] = OrderedDict()
         self._unsaved: set[int] = set()
         self._stale: set[Path] = set()
-        self._held = 0
+        self._cached_bytes = 0
 
     def __contains__(self, client: object) -> bool:
         return client in self.rounds
@@ -42,25 +43,25 @@ class ClientStore:
             self._cache.move_to_end(client)
             return self._cache[client]
         state, _ = read_tree(self._path(client))
-        self._keep(client, state)
+        self._cache_state(client, state)
         return state
 
     def get(self, client: int) -> Tree | None:
         """Return a client's state, or None if it has none."""
-        known = client in self.rounds
-        return self[client] if known else None
+        has_state = client in self.rounds
+        return self[client] if has_state else None
 
     def put(self, client: int, state: Tree, round: int) -> None:
-        """Remember a client's new state."""
+        """Store a client's new state."""
         if client in self.rounds and client not in self._unsaved and self.folder is not None:
             self._stale.add(self._path(client))
-        self._forget(client)
+        self._drop_from_cache(client)
         self.rounds[client] = round
         self._unsaved.add(client)
-        self._keep(client, state)
+        self._cache_state(client, state)
 
     def save(self) -> Tree:
-        """Write what is not on disk yet, and return the index of all states for the checkpoint."""
+        """Write the states that are not on disk yet, and return an index of all states for the checkpoint."""
         if self.folder is not None:
             for client in sorted(self._unsaved):
                 self._write(client)
@@ -71,24 +72,24 @@ class ClientStore:
         }
 
     def prune(self) -> None:
-        """Remove the files that no checkpoint names any more."""
+        """Remove the files that no checkpoint refers to any more."""
         for path in self._stale:
             path.unlink(missing_ok=True)
         self._stale.clear()
 
     def look_at(self, index: Tree) -> None:
-        """Go back to the states of a checkpoint; no file is touched."""
+        """Use the states of a checkpoint, without changing any file."""
         self.rounds = dict(zip(index["id"].tolist(), index["round"].tolist(), strict=True))
         self._cache.clear()
         self._unsaved.clear()
-        self._held = 0
+        self._cached_bytes = 0
 
     def restore(self, index: Tree) -> None:
-        """Go back to the states of a checkpoint, and remove the files of others."""
+        """Use the states of a checkpoint, and remove all other files."""
         self.look_at(index)
         if self.folder is not None and self.folder.exists():
-            named = {self._path(client) for client in self.rounds}
-            self._stale = {path for path in self.folder.rglob("*.safetensors") if path not in named}
+            current = {self._path(client) for client in self.rounds}
+            self._stale = {path for path in self.folder.rglob("*.safetensors") if path not in current}
             self.prune()
 
     def _path(self, client: int) -> Path:
@@ -101,15 +102,15 @@ class ClientStore:
         write_tree(path, self._cache[client], {"client": client, "round": self.rounds[client]})
         self._unsaved.discard(client)
 
-    def _keep(self, client: int, state: Tree) -> None:
+    def _cache_state(self, client: int, state: Tree) -> None:
         self._cache[client] = state
-        self._held += tree.nbytes(state)
-        while self.folder is not None and self._held > self.cache_bytes and len(self._cache) > 1:
+        self._cached_bytes += tree.nbytes(state)
+        while self.folder is not None and self._cached_bytes > self.cache_bytes and len(self._cache) > 1:
             oldest = next(iter(self._cache))
             if oldest in self._unsaved:
                 self._write(oldest)
-            self._forget(oldest)
+            self._drop_from_cache(oldest)
 
-    def _forget(self, client: int) -> None:
+    def _drop_from_cache(self, client: int) -> None:
         if client in self._cache:
-            self._held -= tree.nbytes(self._cache.pop(client))
+            self._cached_bytes -= tree.nbytes(self._cache.pop(client))

@@ -1,4 +1,4 @@
-"""What a run leaves behind."""
+"""Run history: one record per round, final weights and derived measures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Record = dict[str, Any]
 
 @dataclass(repr=False)
 class History:
-    """One record per round, the final weights, and the measures made of them.
+    """Run history: one record per round, final weights and derived measures.
 
-    A record is plain data: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples), `train_loss`,
-    `bytes_down`, `bytes_up`, `seconds`; where the global model was evaluated `confusion` [true][predicted] and
-    `test_loss`; where the local models were, `local`: `hits` by class (of `total`) and `label_counts` for every client.
-    Record 0 is the untrained model.
+    A record is a dict of JSON data: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples),
+    `train_loss`, `bytes_down`, `bytes_up`, `seconds`; if the global model was evaluated, `confusion` [true][predicted]
+    and `test_loss`; if the local models were evaluated, `local`: `hits` by class (of `total`) and `label_counts` for
+    every client. Record 0 is the untrained model.
     """
 
     method: str
@@ -32,26 +32,26 @@ class History:
     records: list[Record] = field(default_factory=list)
     params: Tree = field(default_factory=dict)
     build: Callable[[Tree], nn.Module] | None = None
-    about: dict[str, Any] = field(default_factory=dict)  # the experiment file, of a run that has one
+    about: dict[str, Any] = field(default_factory=dict)  # the experiment file, if the run has one
     saved: int | None = None  # the round of the checkpoint that `params` were read from
-    folder: Path | None = None  # where it was read from
-    diverged: str | None = None  # what a run said that diverged and was read back
+    folder: Path | None = None  # the run folder that it was read from
+    diverged: str | None = None  # the error message of a diverged run that was read from its folder
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its last round."""
+        """Whether the last round is recorded."""
         return bool(self.records) and self.records[-1]["round"] >= self.settings["rounds"]
 
     @property
     def model(self) -> nn.Module:
-        """The final global model as a module of the user's class, on the CPU; a new one at each access."""
+        """The final global model, on the CPU, as a module of the class that was trained; a new one at each access."""
         if self.build is None:
-            raise FedkeepError("this history was made without a model")
+            raise FedkeepError("this history has no model: pass the run to fedkeep.resume to get one", key="model")
         return self.build(self.params)
 
     @property
     def rounds(self) -> np.ndarray:
-        """The evaluated rounds, the untrained model not among them."""
+        """The evaluated rounds, without the untrained model."""
         return np.array([r["round"] for r in self._evaluated()], dtype=int)
 
     @property
@@ -61,7 +61,7 @@ class History:
 
     @property
     def class_accuracy(self) -> np.ndarray:
-        """[evaluated rounds, classes] of the global model; NaN for classes that the test set lacks."""
+        """[evaluated rounds, classes] of the global model; NaN for classes that are not in the test set."""
         return forgetting.class_accuracy(self.confusion)
 
     @property
@@ -74,7 +74,7 @@ class History:
         """[classes] of the untrained model."""
         first = self.records[0] if self.records else {}
         if first.get("round") != 0:
-            raise FedkeepError("the untrained model was not evaluated")
+            raise FedkeepError("the untrained model was not evaluated", key="round", value=0)
         return forgetting.class_accuracy(first["confusion"])
 
     def local(self, round: int) -> dict[str, np.ndarray]:
@@ -127,7 +127,7 @@ class History:
         }
 
     def summary(self) -> dict[str, float]:
-        """Return final, best and smoothed accuracy, forgetting, mean round forgetting, bytes moved, seconds."""
+        """Return final, best and smoothed accuracy, forgetting, mean round forgetting, bytes sent and seconds."""
         accuracy, classes, rounds = self.accuracy, self.class_accuracy, self.rounds
         every = len(rounds) > 1 and bool((np.diff(rounds) == 1).all()) and rounds[0] == 1
         return {
@@ -155,13 +155,12 @@ class History:
 
     def __repr__(self) -> str:
         reached = self.records[-1]["round"] if self.records else 0
-        told = (
-            f", accuracy {self.accuracy[-1]:.3f}" if any("confusion" in r for r in self.records if r["round"]) else ""
-        )
-        return f"<History of {self.method}: {reached} rounds{told}>"
+        evaluated = any("confusion" in r for r in self.records if r["round"])
+        accuracy = f", accuracy {self.accuracy[-1]:.3f}" if evaluated else ""
+        return f"<History of {self.method}: {reached} rounds{accuracy}>"
 
     def _evaluated(self) -> list[Record]:
-        found = [r for r in self.records if r["round"] >= 1 and "confusion" in r]
-        if not found:
-            raise FedkeepError("no round has been evaluated yet")
-        return found
+        evaluated = [r for r in self.records if r["round"] >= 1 and "confusion" in r]
+        if not evaluated:
+            raise FedkeepError("no round has been evaluated yet", key="confusion")
+        return evaluated

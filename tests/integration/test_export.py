@@ -22,6 +22,7 @@ from fedkeep.analysis.groups import group_runs
 from fedkeep.cli.app import main
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import run as run_experiment
 from fedkeep.plots import instruments, style
 from fedkeep.plots import runs as plots
 from fedkeep.runs.label_counts import write_label_counts
@@ -41,7 +42,9 @@ def folder(tmp_path_factory) -> Path:
     for method in ("fedavg", "fedntd"):
         for seed in (0, 1):
             one = Experiment.from_dict({**SMALL, "method": method, "seed": seed})
-            one.run(path / f"{method}-{seed}", [fk.instruments.Every(2, "divergence,gradients,losses,alignment")])
+            run_experiment(
+                one, path / f"{method}-{seed}", [fk.instruments.Every(2, "divergence,gradients,losses,alignment")]
+            )
     return path
 
 
@@ -208,7 +211,7 @@ def test_the_split_plot_shows_the_ids_of_the_clients(tmp_path: Path) -> None:
 def test_a_plot_without_data_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     train = {**SMALL["train"], "eval_every": 2, "eval_local_every": 0}
-    Experiment.from_dict({**SMALL, "train": train}).run(tmp_path / "sparse")
+    run_experiment(Experiment.from_dict({**SMALL, "train": train}), tmp_path / "sparse")
     drawn = plots.plot([tmp_path / "sparse"], tmp_path / "plots", "svg")
     assert {"accuracy.svg", "split.svg"} <= {p.name for p in drawn}
     skipped = [record for record in caplog.records if "eval_local_every=1" in record.getMessage()]
@@ -277,7 +280,7 @@ def read_events(folder: Path) -> dict[str, dict[int, float]]:
 
 def test_tensorboard_files_contain_the_history(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    history = Experiment.from_dict(SMALL).run(tmp_path / "run", [fk.tensorboard.TensorBoard()])
+    history = run_experiment(Experiment.from_dict(SMALL), tmp_path / "run", [fk.tensorboard.TensorBoard()])
     events = read_events(tmp_path / "run" / "tensorboard")
     assert list(events["test/accuracy"]) == [0, 1, 2, 3]
     assert [events["test/accuracy"][t] for t in (1, 2, 3)] == pytest.approx(history.accuracy.tolist())
@@ -297,7 +300,7 @@ def test_a_resumed_run_shows_every_round_once(tmp_path: Path) -> None:
         if record["round"] == 2:
             simulation.stop()
 
-    Experiment.from_dict(SMALL).run(path, [fk.tensorboard.TensorBoard(), stop])
+    run_experiment(Experiment.from_dict(SMALL), path, [fk.tensorboard.TensorBoard(), stop])
     fk.resume(path, callbacks=[fk.tensorboard.TensorBoard()])
     events = read_events(path / "tensorboard")
     assert list(events["test/accuracy"]) == [0, 1, 2, 3]

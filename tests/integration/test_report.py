@@ -20,7 +20,9 @@ from support.synthetic import HOSTILE, experiment, hostile_run, records, wave, w
 import fedkeep as fk
 from fedkeep.analysis.anatomy import anatomies, loss_by_class, loss_by_phase
 from fedkeep.analysis.groups import Group, Run, group_runs
+from fedkeep.experiments.build import load_data_and_clients
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import run as run_experiment
 from fedkeep.reports import page_data, render, verdict, write
 from fedkeep.reports.data import ANATOMY_BYTES, HEAT_BYTES, pack
 from fedkeep.reports.page import STATIC
@@ -304,9 +306,9 @@ def test_a_run_writes_its_label_counts(tmp_path: Path) -> None:
         "train": {"rounds": 1, "participation": 2, "epochs": 1},
     }
     one = Experiment.from_dict(settings)
-    one.run(tmp_path / "run")
+    run_experiment(one, tmp_path / "run")
     table = label_counts.label_counts_of(fk.load_run(tmp_path / "run"))
-    data, clients = one.data_and_clients()
+    data, clients = load_data_and_clients(one)
     assert table is not None
     assert table["clients"] == 6
     assert table["counts"] == clients.label_counts(data.y_train, 10).tolist()

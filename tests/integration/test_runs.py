@@ -25,6 +25,7 @@ from fedkeep import tree
 from fedkeep.analysis import groups
 from fedkeep.errors import RunError
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import run as run_experiment
 from fedkeep.runs import client_store, files
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.reading import read_experiment, read_records
@@ -90,7 +91,7 @@ def _run_until_event(method: str, path: str, event: int) -> None:
     os.replace = die_at(os.replace)
     Path.unlink = die_at(Path.unlink)
     RunFolder.append = die_at(RunFolder.append)
-    experiment(method).run(path)
+    run_experiment(experiment(method), path)
     os._exit(7)  # it got through: there are no more events
 
 
@@ -114,7 +115,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path, fork
     """Every method at a few random writes, SCAFFOLD (which keeps client state) at every single one."""
     torch.set_num_threads(1)
     whole = tmp_path / "whole"
-    experiment(method).run(whole)
+    run_experiment(experiment(method), whole)
     events = range(1, 400) if method == "scaffold" else sorted(random.Random(method).sample(range(2, 20), 4))
     reached = 0
     for event in events:
@@ -125,7 +126,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path, fork
         if (path / "experiment.toml").exists():
             fk.resume(path)
         else:  # killed before the run had a name
-            experiment(method).run(path)
+            run_experiment(experiment(method), path)
         assert_same_run(whole, path)
         leftovers = [p for p in path.rglob("*") if p.name.endswith(".part")]
         assert not [p for p in leftovers if not p.name.startswith(".")]
@@ -138,7 +139,7 @@ def test_killed_again_and_again_at_random_moments(tmp_path: Path, forks) -> None
     torch.set_num_threads(1)
     long = {"rounds": 30, "epochs": 2}
     whole, path = tmp_path / "whole", tmp_path / "killed"
-    experiment("scaffold", **long).run(whole)
+    run_experiment(experiment("scaffold", **long), whole)
     rng, kills = random.Random(0), 0
     for attempt in range(60):
         process = forks.Process(target=_run_to_the_end, args=(str(path), long))
@@ -157,7 +158,7 @@ def test_killed_again_and_again_at_random_moments(tmp_path: Path, forks) -> None
 
 def _run_to_the_end(path: str, train: dict) -> None:
     torch.set_num_threads(1)
-    experiment("scaffold", **train).run(path)
+    run_experiment(experiment("scaffold", **train), path)
 
 
 @pytest.mark.parametrize("every", [2, None], ids=["every second round", "by their cost"])
@@ -269,7 +270,7 @@ def test_what_was_given_at_the_start_must_be_given_again(tmp_path: Path, problem
 
 
 def test_a_finished_run_has_its_model(tmp_path: Path) -> None:
-    trained = experiment("fedavg").run(tmp_path / "a")
+    trained = run_experiment(experiment("fedavg"), tmp_path / "a")
     again = fk.resume(tmp_path / "a")
     x = torch.zeros(2, 1, 8, 8)
     assert torch.equal(trained.model(x), again.model(x))
@@ -295,12 +296,12 @@ def test_checkpoint_holds_all_state(tmp_path: Path, problem: Problem, name: str)
 
 
 def test_a_run_folder_holds_what_it_should_and_runs_again_to_the_same(tmp_path: Path) -> None:
-    history = experiment("scaffold").run(tmp_path / "a")
+    history = run_experiment(experiment("scaffold"), tmp_path / "a")
     assert sorted(p.name for p in (tmp_path / "a").iterdir() if not p.name.startswith(".")) == [
         "checkpoint.safetensors", "clients", "experiment.toml", "rounds.jsonl", "split.json",
     ]  # fmt: skip
     again = Experiment.load(tmp_path / "a" / "experiment.toml")
-    again.run(tmp_path / "b")
+    run_experiment(again, tmp_path / "b")
     assert_same_run(tmp_path / "a", tmp_path / "b")
     loaded = fk.load_run(tmp_path / "a")
     assert same(loaded.params, history.params)
@@ -314,19 +315,19 @@ def test_a_run_folder_holds_what_it_should_and_runs_again_to_the_same(tmp_path: 
 
 
 def test_a_finished_run_is_read_not_run_again(tmp_path: Path) -> None:
-    first = experiment("fedavg").run(tmp_path / "a")
+    first = run_experiment(experiment("fedavg"), tmp_path / "a")
     before = (tmp_path / "a" / "checkpoint.safetensors").stat().st_mtime_ns
     called = []
-    again = experiment("fedavg").run(tmp_path / "a", [lambda s, r: called.append(r)])
+    again = run_experiment(experiment("fedavg"), tmp_path / "a", [lambda s, r: called.append(r)])
     assert not called
     assert (tmp_path / "a" / "checkpoint.safetensors").stat().st_mtime_ns == before
     assert same(first.params, again.params)
 
 
 def test_another_experiment_is_not_written_over(tmp_path: Path, problem: Problem) -> None:
-    experiment("fedavg").run(tmp_path / "a")
+    run_experiment(experiment("fedavg"), tmp_path / "a")
     with pytest.raises(fk.errors.ConfigError, match=r"differs in method.name"):
-        experiment("fedntd").run(tmp_path / "a")
+        run_experiment(experiment("fedntd"), tmp_path / "a")
     with pytest.raises(RunError, match="holds a run already"):
         fk.simulate("fedavg", problem.model, problem.data, problem.clients, **problem.settings, run_dir=tmp_path / "a")
 
@@ -366,19 +367,19 @@ def test_checkpoints_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: p
 
 
 def test_how_often_there_is_a_checkpoint_makes_no_other_experiment(tmp_path: Path) -> None:
-    first = experiment("fedavg").run(tmp_path / "a")
+    first = run_experiment(experiment("fedavg"), tmp_path / "a")
     seldom = {key: value for key, value in SMALL.items() if key != "checkpoint_every"}
     again = Experiment.from_dict({**seldom, "method": "fedavg"})
     assert again.checkpoint_every is None
-    assert again.run(tmp_path / "a").records == first.records
-    again.run(tmp_path / "b")
+    assert run_experiment(again, tmp_path / "a").records == first.records
+    run_experiment(again, tmp_path / "b")
     assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_run_that_diverged_says_so_until_it_is_gone_on_with(tmp_path: Path) -> None:
     def run() -> None:
         with pytest.raises(fk.errors.Diverged):
-            experiment("fedavg", lr_decay=1e30, rounds=4).run(tmp_path / "a")  # from the second round on
+            run_experiment(experiment("fedavg", lr_decay=1e30, rounds=4), tmp_path / "a")  # from the second round on
 
     run()
     said = fk.load_run(tmp_path / "a").diverged
@@ -409,7 +410,7 @@ def _expect_refused(path: str) -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    experiment("fedavg").run(tmp_path)
+    run_experiment(experiment("fedavg"), tmp_path)
     file = tmp_path / "experiment.toml"
     file.write_text(file.read_text().replace("format = 1", "format = 2"))
     with pytest.raises(RunError, match="format 2"):
@@ -460,20 +461,20 @@ def _interrupted(path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        experiment("scaffold", rounds=4).run(path, [stop])
+        run_experiment(experiment("scaffold", rounds=4), path, [stop])
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path, forks) -> None:
     """The system refuses to let files grow beyond a limit, as a full disk would; then there is room again."""
     whole, path = tmp_path / "whole", tmp_path / "full"
-    experiment("scaffold", rounds=80, eval_local_every=1).run(whole)
+    run_experiment(experiment("scaffold", rounds=80, eval_local_every=1), whole)
     process = forks.Process(target=_run_with_little_room, args=(str(path),))
     process.start()
     process.join(120)
     assert process.exitcode == 0
     assert fk.load_run(path).rounds[-1] < 80
     torch.set_num_threads(1)
-    experiment("scaffold", rounds=80, eval_local_every=1).run(path)
+    run_experiment(experiment("scaffold", rounds=80, eval_local_every=1), path)
     assert_same_run(whole, path)
 
 
@@ -482,7 +483,7 @@ def _run_with_little_room(path: str) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # a checkpoint fits, 80 rounds' lines do not
     try:
-        experiment("scaffold", rounds=80, eval_local_every=1).run(path)
+        run_experiment(experiment("scaffold", rounds=80, eval_local_every=1), path)
     except RunError as error:
         sys.exit(0 if "could not be written" in str(error) and "saved so far: round" in str(error) else 3)
     sys.exit(4)
@@ -496,7 +497,7 @@ def test_client_states_are_bounded_in_memory_and_written_once(tmp_path: Path) ->
     kept = client_store.ClientStore(tmp_path, cache_bytes=10 * tree.nbytes(one))
     for client in range(200):
         kept.put(client, {"c": torch.full((1000,), float(client))}, round=1)
-        assert kept._held <= kept.cache_bytes
+        assert kept._cached_bytes <= kept.cache_bytes
     kept.save()
     files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
     assert len(files) == 200

@@ -543,9 +543,10 @@ def test_digits_fedntd_forgets_less_and_ends_higher_than_fedavg() -> None:
     """The claim the demonstration rests on, over its three seeds."""
     from fedkeep.engine.simulate import make_simulation
     from fedkeep.experiments import demo
+    from fedkeep.experiments.build import build
 
     rows = {
-        name: [make_simulation(demo.experiment(name, seed).parts()).run().summary() for seed in range(3)]
+        name: [make_simulation(build(demo.experiment(name, seed))).run().summary() for seed in range(3)]
         for name in ("fedavg", "fedntd")
     }
     mean = {name: {key: np.mean([r[key] for r in rs]) for key in rs[0]} for name, rs in rows.items()}

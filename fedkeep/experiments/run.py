@@ -1,0 +1,57 @@
+"""Running an experiment in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedkeep.engine import distributed
+from fedkeep.engine.simulate import make_simulation, start
+from fedkeep.engine.simulation import Callback
+from fedkeep.errors import ConfigError
+from fedkeep.experiments.build import build
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.resume import resume_experiment
+from fedkeep.runs.files import EXPERIMENT
+from fedkeep.runs.history import History
+from fedkeep.runs.reading import load_run, read_experiment
+
+
+def run(experiment: Experiment, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
+    """Run an experiment in a folder. If the folder already holds this experiment, resume it, or load it if finished."""
+    path = Path(path)
+    if distributed.current_ranks().on_rank0(lambda: _has_no_run(experiment, path)):
+        return start(make_simulation(build(experiment), callbacks), path, experiment.to_dict())
+    return resume_experiment(experiment, path, callbacks)
+
+
+def existing_run(experiment: Experiment, path: Path) -> History | None:
+    """Return the history of this experiment's run in a folder, without weights; None if there is no run."""
+    return None if _has_no_run(experiment, path) else load_run(path, weights=False)
+
+
+def _has_no_run(experiment: Experiment, path: Path) -> bool:
+    """Return whether a folder holds no run yet; raise if it holds a run of another experiment."""
+    if not (path / EXPERIMENT).exists():
+        return True
+    theirs = Experiment.from_dict(read_experiment(path)).to_dict()
+    # checkpoint_every is not part of an experiment's identity
+    ours = {**experiment.to_dict(), "checkpoint_every": theirs["checkpoint_every"]}
+    for key, there, here in _differences(theirs, ours):
+        raise ConfigError(
+            f"{path} holds another experiment: {key} is {there!r} there and {here!r} here; choose another folder",
+            key=key,
+            value=here,
+        )
+    return False
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield every key in which two experiments differ, with both values."""
+    for key in dict.fromkeys([*a, *b]):
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            yield f"{prefix}{key}", one, other
