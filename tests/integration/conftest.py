@@ -1,6 +1,9 @@
-"""Fixtures for the tests on Flower."""
+"""Fixtures for the integration tests."""
 
 from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
 
 import pytest
 from support.problems import Problem, three_clients
@@ -9,3 +12,11 @@ from support.problems import Problem, three_clients
 @pytest.fixture(scope="module")
 def three() -> Problem:
     return three_clients()
+
+
+@pytest.fixture(scope="session")
+def forks() -> ForkServerContext:
+    """Processes that start quickly, because fedkeep is imported once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedkeep.experiments.run"])
+    return context

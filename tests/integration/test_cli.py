@@ -1,36 +1,39 @@
-"""The command line as a user meets it: real processes."""
+"""The command line, in processes of its own."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.cli import fedkeep
 
 import fedkeep as fk
+from fedkeep.cli.methods import methods as cli_methods
 
 
 def test_version() -> None:
     assert fedkeep("--version").stdout.strip() == f"fedkeep {fk.__version__}"
 
 
-def test_demo_piped_is_plain_lines_and_a_table(tmp_path: Path) -> None:
+def test_demo_piped_prints_lines_and_a_table(tmp_path: Path) -> None:
     done = fedkeep("demo", "--seeds", "1", "--rounds", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("fedavg", "fedprox", "scaffold", "fedntd"):
-        assert f"{name}, seed 0: accuracy 0." in done.stderr
+        assert f"{name}-seed=0: accuracy 0." in done.stderr
         assert name in done.stdout
     assert "class 9" in done.stdout
-    assert "FedAvg ends" in done.stdout
+    assert "fedkeep-demo.html" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_demo_as_json_and_as_a_picture(tmp_path: Path) -> None:
+def test_demo_as_json_and_as_svg(tmp_path: Path) -> None:
     done = fedkeep("demo", "--seeds", "1", "--rounds", "2", "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert list(report) == ["fedavg", "fedprox", "scaffold", "fedntd"]
@@ -40,7 +43,7 @@ def test_demo_as_json_and_as_a_picture(tmp_path: Path) -> None:
     assert picture.read_text().startswith("<svg")
 
 
-def test_methods_lists_what_each_moves_measured_from_its_trees() -> None:
+def test_methods_lists_what_each_sends_and_stores() -> None:
     found = json.loads(fedkeep("methods", "--json").stdout)
     assert set(fk.methods.REGISTRY) <= set(found)
     assert found["fedavg"]["uploads"] == ["n", "params"]
@@ -53,28 +56,51 @@ def test_methods_lists_what_each_moves_measured_from_its_trees() -> None:
 
 def test_one_method_in_full() -> None:
     shown = fedkeep("methods", "fedntd").stdout
-    for part in ("beta = 1", "tau = 1", "NeurIPS 2022", "it is FedAvg)"):
+    for part in ("beta = 1", "tau = 1", "NeurIPS 2022"):
         assert part in shown
+    [beta] = [line for line in shown.splitlines() if line.strip().startswith("beta = 1")]
+    assert "at 0" in beta, "the value at which it is FedAvg"
+
+
+def test_warnings_about_hyperparameters_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Hyperparameter(SimpleNamespace):
+        warning = "diverges at 7"
+
+    declared = fk.methods.FedNTD.hyperparameters()
+    declared["beta"] = (
+        Hyperparameter(**vars(declared["beta"]))
+        if not hasattr(declared["beta"], "warning")
+        else (dataclasses.replace(declared["beta"], warning="diverges at 7"))
+    )
+    monkeypatch.setattr(fk.methods.FedNTD, "hyperparameters", lambda: declared)
+    cli_methods("fedntd", as_json=True)
+    assert json.loads(capsys.readouterr().out)["fedntd"]["warnings"] == {"beta": "diverges at 7"}
+    cli_methods("fedntd")
+    lines = capsys.readouterr().out.splitlines()
+    [at] = [number for number, line in enumerate(lines) if line.strip().startswith("beta = 1")]
+    assert lines[at + 1].strip() == "warning: diverges at 7"
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "mention"),
     [
-        (["methods", "fedntf"], "did you mean fedntd?"),
+        (["methods", "fedntf"], "fedntd"),
         (["demo", "--seeds", "0"], "--seeds"),
         (["demo", "--rounds", "many"], "--rounds"),
         (["dmo"], "demo"),
     ],
 )
-def test_bad_input_ends_with_code_2_and_no_traceback(args: list[str], said: str) -> None:
+def test_invalid_input_ends_with_code_2_and_no_traceback(args: list[str], mention: str) -> None:
     done = fedkeep(*args)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert mention in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_importing_needs_torch_and_numpy_alone() -> None:
-    """The rest is imported when it is used, so that the core runs where only these two are installed."""
+def test_the_core_needs_only_torch_and_numpy() -> None:
+    """Everything else is imported when it is used."""
     script = """
         import sys
         others = "pydantic typer rich safetensors sklearn scipy pandas matplotlib tensorboard"
@@ -99,7 +125,7 @@ def test_another_package_adds_a_method_through_the_entry_point(tmp_path: Path) -
 
             @dataclass(frozen=True)
             class Halfway(FedAvg):
-                "Halfway: go only half of the way."
+                "Halfway: a method of another package."
                 name = "halfway"
                 paper = "nobody, nowhere"
                 share: float = hyper(0.5, "how far", low=0)
@@ -117,11 +143,11 @@ def test_another_package_adds_a_method_through_the_entry_point(tmp_path: Path) -
     assert found["halfway"]["hyperparameters"] == {"share": 0.5}
     assert "broken" not in found
     assert "wrong" not in found
-    assert "broken" in done.stderr
-    assert "not a subclass" in done.stderr
+    for name in ("broken", "wrong"):
+        assert any(name in line for line in done.stderr.splitlines())
 
 
-def test_a_run_does_not_wait_for_imports_it_has_no_use_for(tmp_path: Path) -> None:
+def test_a_run_does_not_import_what_it_does_not_need(tmp_path: Path) -> None:
     code = f"""
     import sys
     import fedkeep as fk

@@ -1,4 +1,4 @@
-"""The distribution as a stranger installs it: built, installed elsewhere, run from there."""
+"""The distribution: built, installed in another environment and run there."""
 
 from __future__ import annotations
 
@@ -31,10 +31,15 @@ def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
     [wheel], [sdist] = (tmp_path / "dist").glob("*.whl"), (tmp_path / "dist").glob("*.tar.gz")
     assert f"-{fk.__version__}-" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"fedkeep/py.typed", "fedkeep/methods/fedntd.py", "fedkeep/report/static/page.html"} <= set(names)
+    assert {
+        "fedkeep/py.typed",
+        "fedkeep/methods/fedntd.py",
+        "fedkeep/reports/static/page.html",
+        "fedkeep/runs/reading.py",
+    } <= set(names)
     assert not [n for n in names if not n.startswith(("fedkeep/", "fedkeep-"))]
     with tarfile.open(sdist) as archive:
-        assert any(member.endswith("tests/test_package.py") for member in archive.getnames())
+        assert any(member.endswith("tests/integration/test_package.py") for member in archive.getnames())
 
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
@@ -43,6 +48,7 @@ def test_wheel_and_sdist_work_outside_the_checkout(tmp_path: Path) -> None:
     assert str(tmp_path / "venv") in where
     assert fk.__version__ in where
     shown = run(tmp_path / "venv" / "bin" / "fedkeep", "demo", "--seeds", "1")
-    assert "FedAvg ends" in shown
     assert "fedntd" in shown
-    assert "One round, taken apart" in (tmp_path / "fedkeep-demo.html").read_text()
+    page = (tmp_path / "fedkeep-demo.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "fedntd" in page

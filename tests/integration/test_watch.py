@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import io
 import json
 import os
 import signal
@@ -13,17 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from rich.console import Console
 from support.cli import fedkeep
 from support.errors import raises
 from support.synthetic import records, wave, write_pair, write_run
 
-from fedkeep.cli import app, progress
-from fedkeep.cli.progress import RunProgress
+from fedkeep.cli import app
 from fedkeep.errors import RunError
 from fedkeep.reports.watch import HOST, Source, serve
 
@@ -191,66 +186,7 @@ def test_watch_serves_until_ctrl_c(pair: Path) -> None:
     assert "Traceback" not in errors
 
 
-# the terminal
-
-
-def confusions(*rows: list[float]) -> list[dict]:
-    return records([[0.0] * len(rows[0]), *rows])
-
-
-def test_the_progress_of_a_run_has_the_measures_of_its_history() -> None:
-    lines = records(wave(1, rounds=9))
-    run_progress = RunProgress(rounds=4)
-    for line in lines:
-        run_progress.update(line)
-    whole = np.array([np.diag(line["confusion"]) / 20 for line in lines[1:]])
-    assert run_progress.lost is not None
-    np.testing.assert_allclose(run_progress.lost, whole[:-1].max(0) - whole[-1])
-    for number in ("9", f"{whole[-1].mean():.3f}", f"{run_progress.lost.mean():.3f}"):
-        assert number in run_progress.line()
-    assert len(run_progress.recent) == 4
-
-
-def test_the_progress_strip_shows_the_classes_that_lost_most() -> None:
-    run_progress = RunProgress()
-    assert run_progress.strip().plain == ""
-    before, after = np.ones(30), np.ones(30)
-    after[[3, 17]] = 0.0
-    for line in confusions(before.tolist(), after.tolist()):
-        run_progress.update(line)
-    rows = run_progress.strip(most=2).plain.splitlines()
-    assert [row.split()[1] for row in rows] == ["3", "17"]
-    assert rows[0].endswith("█ ")
-    run_progress.update({"round": 3})  # not evaluated
-    assert "3" in run_progress.line()
-
-
-def update(bar: progress.ProgressBar, lines: list[dict]) -> None:
-    simulation = SimpleNamespace(history=SimpleNamespace(records=lines))
-    bar.start_run("fedavg")
-    bar(simulation, lines[-1])
-
-
-def test_a_terminal_shows_the_classes_during_a_run() -> None:
-    console = Console(force_terminal=True, file=io.StringIO(), width=80)
-    with progress.ProgressBar(console, 4) as bar:
-        update(bar, records(wave(0)))  # resumed: earlier rounds count as well
-        assert len(bar.run.recent) == 4
-        bar.live.refresh()
-    shown = console.file.getvalue()
-    for part in ("fedavg", "accuracy", "forgetting", "class 2", "▇"):
-        assert part in shown
-
-
-def test_a_long_run_with_piped_output_prints_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = progress.ProgressBar(Console(file=io.StringIO()), 4)
-    update(bar, records(wave(0)))
-    assert capsys.readouterr().err == ""
-    bar.last_line -= progress.MAX_SECONDS_BETWEEN_LINES
-    update(bar, records(wave(0)))
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedavg: ")
-    assert "4" in line
+# the demonstration
 
 
 def test_the_demo_writes_its_page(tmp_path: Path) -> None:

@@ -1,0 +1,213 @@
+"""Resuming: runs killed at any time, on a full disk, and from Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.errors import raises
+from support.methods import METHODS
+from support.problems import Problem, same
+from support.runs import (
+    SMALL,
+    assert_same_run,
+    interrupt_small,
+    is_killed_at_write,
+    run_small,
+    run_with_little_space,
+    wait_for_lines,
+)
+
+import fedkeep as fk
+from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.runs.files import to_toml
+from fedkeep.runs.folder import RunFolder
+
+
+@pytest.mark.parametrize("method", fk.methods.REGISTRY)
+def test_a_run_killed_at_any_write_resumes_to_the_same_weights(tmp_path: Path, forks, method: str) -> None:
+    """Every method at a few random writes, SCAFFOLD (which stores client states) at every single one."""
+    whole = tmp_path / "whole"
+    run_small(whole, method)
+    events = range(1, 400) if method == "scaffold" else sorted(random.Random(method).sample(range(2, 20), 4))
+    reached = 0
+    for event in events:
+        path = tmp_path / f"killed-{event}"
+        if not is_killed_at_write(forks, method, path, event):
+            break
+        reached += 1
+        if (path / "experiment.toml").exists():
+            fk.resume(path)
+        else:  # killed before the experiment file was written
+            run_small(path, method)
+        assert_same_run(whole, path)
+        leftovers = [p for p in path.rglob("*") if p.name.endswith(".part")]
+        assert not [p for p in leftovers if not p.name.startswith(".")]
+        shutil.rmtree(path)
+    assert reached >= (20 if method == "scaffold" else 3)
+
+
+def test_a_run_killed_repeatedly_at_random_times_resumes_to_the_same_weights(tmp_path: Path, forks) -> None:
+    long = {"rounds": 30, "epochs": 2}
+    whole, path = tmp_path / "whole", tmp_path / "killed"
+    run_small(whole, "scaffold", **long)
+    rng, kills = random.Random(0), 0
+    for attempt in range(60):
+        process = forks.Process(target=run_small, args=(str(path), "scaffold"), kwargs=long)
+        process.start()
+        process.join(rng.uniform(0.1, 0.3 + 0.1 * attempt))
+        if process.is_alive():
+            process.kill()
+            kills += 1
+        process.join()
+        if process.exitcode == 0:
+            break
+    assert process.exitcode == 0
+    assert kills >= 3
+    assert_same_run(whole, path)
+
+
+@pytest.mark.parametrize("every", [2, None], ids=["every second round", "by their cost"])
+def test_the_command_line_resumes_after_kill_9(tmp_path: Path, every: int | None) -> None:
+    file = tmp_path / "x.toml"
+    long = {**SMALL, "method": "scaffold", "train": {**SMALL["train"], "rounds": 60}, "checkpoint_every": every}
+    file.write_text(to_toml(long).decode())
+    command = [sys.executable, "-m", "fedkeep", "run", str(file), "--runs", str(tmp_path), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, "--name", "killed"], env=environment, stdout=subprocess.DEVNULL)
+    wait_for_lines(tmp_path / "killed" / "rounds.jsonl", 9, process)
+    process.kill()
+    process.wait()
+    done = subprocess.run(
+        [sys.executable, "-m", "fedkeep", "resume", str(tmp_path / "killed"), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(json.loads(done.stdout)) == {"killed"}
+    subprocess.run([*command, "--name", "whole"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_ctrl_c_names_the_command_that_resumes(tmp_path: Path) -> None:
+    args = ["run", "digits", "rounds=100000", "--name", "x", "--runs", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedkeep", *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the shell of the test may ignore it
+    )
+    wait_for_lines(tmp_path / "x" / "rounds.jsonl", 3, process)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "fedkeep resume" in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+
+
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path, forks) -> None:
+    """The system does not let files grow beyond a limit, as on a full disk; then there is space again."""
+    whole, path, train = tmp_path / "whole", tmp_path / "full", {"rounds": 80, "eval_local_every": 1}
+    run_small(whole, "scaffold", **train)
+    process = forks.Process(target=run_with_little_space, args=(str(path), "scaffold"), kwargs=train)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert fk.load_run(path).rounds[-1] < 80
+    run_small(path, "scaffold", **train)
+    assert_same_run(whole, path)
+
+
+# From Python
+
+
+def test_a_run_of_python_objects_needs_them_again(tmp_path: Path, problem: Problem) -> None:
+    def stop(simulation: fk.Simulation, record: dict) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    method, args = fk.methods.Scaffold(), (problem.model, problem.data, problem.clients)
+    whole = fk.simulate(method, *args, **problem.settings)
+    path = tmp_path / "r"
+    with pytest.raises(KeyboardInterrupt):
+        fk.simulate(method, *args, **problem.settings, run_dir=path, checkpoint_every=1, callbacks=[stop])
+    with raises(ConfigError, key="model.class", mentions=[str(path), "model=..., data=..., clients=..."]):
+        fk.resume(path)
+    with raises(RunError, key="data"):
+        fk.resume(path, model=problem.model)
+    with raises(DataError, key="data"):
+        fk.resume(path, model=problem.model, data="digits", clients=problem.clients)
+    with raises(RunError, key="split", mentions=[str(path)]):
+        fk.resume(path, model=problem.model, data=problem.data, clients=problem.clients[::-1])
+    history = fk.resume(path, model=problem.model, data=problem.data, clients=problem.clients)
+    assert same(whole.params, history.params)
+
+
+def smoothed(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(z, y, reduction="none", label_smoothing=0.2)
+
+
+def test_the_criterion_and_the_normalisation_must_be_those_of_the_start(tmp_path: Path, problem: Problem) -> None:
+    def stop(simulation: fk.Simulation, record: dict) -> None:
+        raise KeyboardInterrupt
+
+    args = {"model": problem.model, "data": problem.data, "clients": problem.clients}
+    where = {"run_dir": tmp_path / "r", "checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        fk.simulate("fedavg", *args.values(), **problem.settings, **where, callbacks=stop, criterion=smoothed)
+    with raises(RunError, key="criterion"):
+        fk.resume(tmp_path / "r", **args)
+    moved = dataclasses.replace(problem.data, mean=torch.tensor(0.5), std=torch.tensor(1.0))
+    with raises(RunError, key="data"):
+        fk.resume(tmp_path / "r", **{**args, "data": moved}, criterion=smoothed)
+    history = fk.resume(tmp_path / "r", **args, criterion=smoothed)
+    assert same(history.params, fk.simulate("fedavg", *args.values(), **problem.settings, criterion=smoothed).params)
+
+
+def test_a_finished_run_has_its_model(tmp_path: Path) -> None:
+    trained = run_small(tmp_path / "a", "fedavg")
+    again = fk.resume(tmp_path / "a")
+    x = torch.zeros(2, 1, 8, 8)
+    assert torch.equal(trained.model(x), again.model(x))
+
+
+def test_a_finished_run_that_lost_records_is_reported(tmp_path: Path) -> None:
+    run_small(tmp_path / "a", "fedavg")
+    file = tmp_path / "a" / "rounds.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    with raises(RunError, key="rounds.jsonl", mentions=[str(tmp_path / "a")]):
+        fk.resume(tmp_path / "a")
+
+
+def test_a_run_of_a_flower_app_is_resumed_by_its_app(tmp_path: Path) -> None:
+    interrupt_small(tmp_path)
+    file = tmp_path / "experiment.toml"
+    file.write_text(file.read_text().replace('engine = "stacked"', 'engine = "flower"'))
+    with raises(ConfigError, key="run_dir", value=str(tmp_path), mentions=["flwr run", "run-dir"]):
+        fk.resume(tmp_path)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_holds_the_whole_state(tmp_path: Path, problem: Problem, name: str) -> None:
+    """Two rounds, through files into new objects, one more round: bit for bit the uninterrupted run."""
+    whole = problem.run(METHODS[name]())
+    with RunFolder.create(tmp_path, {"checkpoint_every": 1}) as folder:
+        first = problem.simulation(METHODS[name](), rounds=2).attach(folder)
+        first.run()
+    with RunFolder.open(tmp_path) as folder:
+        second = problem.simulation(METHODS[name]()).attach(folder)
+        assert second.round == 2
+        second.run()
+    assert same(whole.server, second.server)
+    assert set(whole.state.clients) == set(second.state.clients)
+    assert all(same(whole.state.clients[k], second.state.clients[k]) for k in whole.state.clients)
