@@ -51,12 +51,10 @@ def main() -> None:
             written.append(unsaved)
         on_disk = sum(p.stat().st_size for p in Path(folder, "clients").rglob("*.safetensors"))
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"torch {torch.__version__}; a state is {one / 1e6:.1f} MB, "
-            f"the cache {sim.state.clients.cache_bytes / 1e6:.0f} MB"
-        )
-        print(f"  {len(sim.state.clients)} clients have a state: {on_disk / 1e9:.1f} GB on disk")
-        print(f"  memory: {sim.state.clients._cached_bytes / 1e6:.0f} MB of states held, at most {most:.0f} MB in the process")
+        states = sim.state.clients
+        print(f"torch {torch.__version__}; a state is {one / 1e6:.1f} MB, the cache {states.cache_bytes / 1e6:.0f} MB")
+        print(f"  {len(states)} clients have a state: {on_disk / 1e9:.1f} GB on disk")
+        print(f"  memory: {states._cached_bytes / 1e6:.0f} MB of states cached, at most {most:.0f} MB in the process")
         print(f"  a checkpoint wrote {np.mean(written):.1f} of them on average, in {np.median(seconds):.2f} s")
 
 

@@ -52,8 +52,7 @@ def methods(
 
 def _warnings(cls: type[FedAvg]) -> dict[str, str]:
     """Return the warnings about a method's hyperparameters, by field."""
-    warnings = {field: getattr(h, "warning", "") for field, h in cls.hyperparameters().items()}
-    return {field: text for field, text in warnings.items() if text}
+    return {field: h.warning for field, h in cls.hyperparameters().items() if h.warning}
 
 
 def _method_table(console: Console, measured: Mapping[str, tuple[type[FedAvg], Footprint]]) -> None:
@@ -85,7 +84,8 @@ def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
     warnings = _warnings(cls)
     for field, value in cls.defaults().items():
         h = cls.hyperparameters()[field]
-        line(f"  {field} = {value}: {h.help}" + (f" (at {h.fedavg_at} it is FedAvg)" if h.fedavg_at is not None else ""))
+        neutral = "" if h.fedavg_at is None else f" (at {h.fedavg_at} it is FedAvg)"
+        line(f"  {field} = {value}: {h.help}{neutral}")
         if field in warnings:
             line(f"    warning: {warnings[field]}")
     line(f"  download, per client and round: {', '.join(size.sends)} ({size.down:.2f} models)")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.cli import fedkeep
@@ -65,15 +64,8 @@ def test_one_method_in_full() -> None:
 def test_warnings_about_hyperparameters_are_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Hyperparameter(SimpleNamespace):
-        warning = "diverges at 7"
-
     declared = fk.methods.FedNTD.hyperparameters()
-    declared["beta"] = (
-        Hyperparameter(**vars(declared["beta"]))
-        if not hasattr(declared["beta"], "warning")
-        else (dataclasses.replace(declared["beta"], warning="diverges at 7"))
-    )
+    declared["beta"] = dataclasses.replace(declared["beta"], warning="diverges at 7")
     monkeypatch.setattr(fk.methods.FedNTD, "hyperparameters", lambda: declared)
     cli_methods("fedntd", as_json=True)
     assert json.loads(capsys.readouterr().out)["fedntd"]["warnings"] == {"beta": "diverges at 7"}
