@@ -275,7 +275,7 @@ def test_analyse_of_a_simulation_reports_the_missing_class(trained, incomplete) 
     in_local, out_local = analysis["where"]["in_local"], analysis["where"]["out_local"]
     assert np.mean(out_local["clients"]) < out_local["before"]
     assert np.mean(in_local["clients"]) > in_local["before"] - 0.01
-    assert analysis["losses"]["mean_of_clients"] > analysis["losses"]["before"]  # the test set contains the missing class
+    assert analysis["losses"]["mean_of_clients"] > analysis["losses"]["before"]  # tested on the missing class too
     assert analysis["gradients"]["diversity"] >= 1
     assert len(analysis["divergence"]["weight_divergence"]) == 3
     assert simulation.round == 0
