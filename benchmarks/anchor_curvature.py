@@ -1,14 +1,14 @@
-"""How near FedKA's anchor is to making SGD unstable, at a run's checkpoint.
+"""Curvature of FedKA's anchor term at a run's checkpoint, compared with the stability limit of SGD.
 
     FEDKEEP_DATA=folder python benchmarks/anchor_curvature.py RUN [--client 0 --betas 0.008,0.01,0.012,0.015]
 
-The anchor's term, beta / |T| * the sum of ||z_g - z||^2, is quadratic in the logits z, so at z = z_g its curvature
-along the steepest direction is 2 beta / |T| times the largest eigenvalue of J J^T, J being the derivatives of the
-anchor's logits by the weights. SGD with momentum m is stable below 2 (1 + m) / lr. The shared example of a class stands
-here for a non-dominant class too, of which a client would take an example of its own.
+The anchor term, beta / |T| * the sum of ||z_g - z||^2, is quadratic in the logits z. At z = z_g, its curvature in the
+steepest direction is 2 beta / |T| times the largest eigenvalue of J J^T, where J are the derivatives of the anchor's
+logits by the weights. SGD with momentum m is stable below 2 (1 + m) / lr. For non-dominant classes, the shared example
+is used instead of one of the client's own examples.
 
-With `--betas`, one client is then trained for the round after the checkpoint, with each of them: does it diverge where
-the curvature, which is proportional to beta, is above the limit?
+With `--betas`, one client is also trained for the round after the checkpoint with each value of beta. The curvature is
+proportional to beta; the output shows whether training diverges where it is above the limit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedkeep.experiments.experiment import Experiment
 
 
 def main() -> None:
-    """Print the curvature for every client, beside the limit."""
+    """Print the curvature of every client and the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the folder of a run of FedKA, with its checkpoint")
+    parser.add_argument("run", type=Path, help="run folder of FedKA with a checkpoint")
     parser.add_argument("--client", type=int, default=0)
     parser.add_argument("--betas", type=lambda text: [float(beta) for beta in text.split(",")], default=[])
     args = parser.parse_args()
@@ -46,27 +46,27 @@ def main() -> None:
     except fk.errors.FedkeepError as error:
         parser.error(str(error))
     logits, derivatives = _logits(simulation, history.params)
-    found = []
+    curvatures = []
     for k in range(len(clients)):
         counts = torch.bincount(data.y_train[clients[k]], minlength=data.n_classes)
         missing, scarce = method._classes({"label_counts": counts, "n": counts.sum()})
-        wanted = {"both": missing | scarce, "non_dominant": scarce, "missing": missing}[method.parts]
-        anchor = wanted.nonzero()[: method.mu, 0]
+        selected = {"both": missing | scarce, "non_dominant": scarce, "missing": missing}[method.parts]
+        anchor = selected.nonzero()[: method.mu, 0]
         rows = derivatives[anchor][:, missing | scarce].flatten(0, 1).double()
         largest = torch.linalg.eigvalsh(rows @ rows.T)[-1].item() if len(anchor) else 0.0
-        found.append(2 * method.beta / max(len(anchor), 1) * largest)
+        curvatures.append(2 * method.beta / max(len(anchor), 1) * largest)
     limit = 2 * (1 + settings.momentum) / settings.lr_in(history.saved + 1)
     print(f"{folder}, round {history.saved}: largest logit of the shared examples {logits.abs().max():.3g}")
-    print(f"curvature by client: {', '.join(f'{value:.3g}' for value in found)}; SGD is stable below {limit:.3g}")
+    print(f"curvature by client: {', '.join(f'{value:.3g}' for value in curvatures)}; SGD is stable below {limit:.3g}")
     for beta in args.betas:
-        losses = _trained(simulation, replace(method, beta=beta), history, args.client)
-        curvature, finite = found[args.client] * beta / method.beta, torch.isfinite(losses).all()
-        came = f"largest loss {losses.max():.3g}, last {losses[-1]:.3g}" if finite else "diverged"
-        print(f"client {args.client}, beta {beta:g}: curvature {curvature:.3g}, {came}", flush=True)
+        losses = _train_one(simulation, replace(method, beta=beta), history, args.client)
+        curvature, finite = curvatures[args.client] * beta / method.beta, torch.isfinite(losses).all()
+        outcome = f"largest loss {losses.max():.3g}, last {losses[-1]:.3g}" if finite else "diverged"
+        print(f"client {args.client}, beta {beta:g}: curvature {curvature:.3g}, {outcome}", flush=True)
 
 
-def _trained(simulation: fk.Simulation, method: fk.methods.FedKA, history: fk.History, client: int) -> torch.Tensor:
-    """Train one client for the round after the checkpoint; return its losses, step by step."""
+def _train_one(simulation: fk.Simulation, method: fk.methods.FedKA, history: fk.History, client: int) -> torch.Tensor:
+    """Train one client for the round after the checkpoint, and return the loss of every step."""
     model, settings = simulation.task.module(history.params), simulation.settings
     again = fk.Simulation(method, model, simulation.data, simulation.clients, settings)
     shared = method.broadcast(again.server)
@@ -75,7 +75,7 @@ def _trained(simulation: fk.Simulation, method: fk.methods.FedKA, history: fk.Hi
 
 
 def _logits(simulation: fk.Simulation, params: tree.Tree) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the shared examples' logits [C, C], and the derivatives of each by all weights [C, C, weights]."""
+    """Return the logits of the shared examples [C, C], and their derivatives by all weights [C, C, weights]."""
     weights = tree.map(lambda w: w.clone().requires_grad_(), params)
     z = simulation.task.apply(weights, simulation.server["S"])
     rows = [torch.autograd.grad(one, tree.leaves(weights), retain_graph=True) for one in z.flatten()]

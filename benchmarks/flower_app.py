@@ -1,10 +1,10 @@
-"""Flower's side of flower_simulation.py: FedNTD as a Flower app, run in Flower's own simulation.
+"""FedNTD as a Flower app in Flower's own simulation: the Flower part of flower_simulation.py.
 
     python benchmarks/flower_app.py JOB
 
-It needs Flower and torch, not fedkeep; flower_simulation.py starts it with the JOB (JSON) and reads its answer.
-`run_simulation` is deprecated in favour of `flwr run`, which runs the same simulation inside a SuperLink; without one
-there is less to start, so this way favours Flower. The rounds pass through the same code.
+It needs Flower and torch, not fedkeep. flower_simulation.py starts it with the JOB (JSON) and reads its result.
+`run_simulation` is deprecated in favour of `flwr run`, which runs the same simulation inside a SuperLink. Without a
+SuperLink less has to be started, which favours Flower. The rounds run the same code.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ client = ClientApp()
 
 
 def network() -> torch.nn.Module:
-    """Make the MLP 64-64-10."""
+    """Build the MLP 64-64-10."""
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 
 
 @functools.cache
 def load(folder: str) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Read the examples and who holds them, once in each worker process, where torch is to use one thread."""
+    """Read the examples and the partition, once in each worker process; torch uses one thread there."""
     torch.set_num_threads(1)
     with np.load(Path(folder) / "federation.npz") as file:
         own = torch.from_numpy(file["indices"]).long().split(np.diff(file["offsets"]).tolist())
@@ -46,7 +46,7 @@ def load(folder: str) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 def train_locally(model: torch.nn.Module, x: Tensor, y: Tensor, config: ConfigRecord) -> None:
-    """Train with FedNTD's loss; what the received model says of each example is computed once, as it stays the same."""
+    """Train with FedNTD's loss. The received model's outputs are computed once, because they do not change."""
     others = torch.ones(len(y), 10, dtype=torch.bool).scatter_(1, y[:, None], False).nonzero()[:, 1].view(-1, 9)
     with torch.no_grad():
         q_g = F.softmax(copy.deepcopy(model)(x).gather(1, others), 1)
@@ -78,12 +78,12 @@ def train(message: Message, context: Context) -> Message:
 
 
 def total_seconds(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Add up the time the clients were at work."""
+    """Return the total time that the clients trained."""
     return MetricRecord({"seconds": sum(reply["metrics"]["seconds"] for reply in replies)})
 
 
 class Timed(FedAvg):
-    """Flower's FedAvg with a clock; a client that fails ends the run, lest a round seem fast."""
+    """Flower's FedAvg with times. A failed client ends the run, because it would make the round too fast."""
 
     def __init__(self, clients: int) -> None:
         nodes = {"min_train_nodes": clients, "min_available_nodes": clients}
@@ -92,7 +92,7 @@ class Timed(FedAvg):
         self.began: list[float] = []
 
     def configure_train(self, *args: Any) -> Iterable[Message]:
-        """Note when the round begins, which is when the one before it ended."""
+        """Record the start of the round, which is the end of the one before."""
         self.began.append(time.time())
         return super().configure_train(*args)
 
@@ -101,12 +101,12 @@ class Timed(FedAvg):
         replies = list(replies)
         failed = [reply.error.reason for reply in replies if reply.has_error()]
         if failed or len(replies) < self.clients:
-            raise RuntimeError(f"{len(replies) - len(failed)} of {self.clients} clients answered; {failed[:1]}")
+            raise RuntimeError(f"{len(replies) - len(failed)} of {self.clients} clients replied; {failed[:1]}")
         return super().aggregate_train(server_round, replies)
 
 
 def main(job: dict[str, Any]) -> None:
-    """Run the federation, and leave its times and its model in the job's folder."""
+    """Run the federation, and write its times and its model to the job's folder."""
     folder = Path(job["folder"])
     server = ServerApp()
 
@@ -129,6 +129,6 @@ def main(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import flower_app  # by its name, so that Flower's workers import it once instead of being sent it every time
+    import flower_app  # by name, so that Flower's workers import it once instead of receiving it with every message
 
     flower_app.main(json.loads(sys.argv[1]))

@@ -1,9 +1,9 @@
-"""FedNTD's CIFAR-10 round on a GPU: 10 of 100 clients, 5 epochs, batch 50, its CNN, a test of the global model.
+"""Time of FedNTD's CIFAR-10 round on a GPU: 10 of 100 clients, 5 epochs, batch size 50, its CNN, one evaluation.
 
     python benchmarks/gpu_round.py [--rounds 10] [--whole 200] [--methods all]
 
-The images are random bytes of CIFAR-10's shape: time does not depend on what they show. Every line is the median of
-some rounds after three to warm up; the last ones are whole runs, each in a process of its own, start-up included.
+The images are random bytes of CIFAR-10's shape; their content does not affect the time. Every line is the median of
+several rounds after three warm-up rounds. The last lines are complete runs in separate processes, including start-up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def problem(public: bool = False) -> tuple[fk.data.Dataset, fk.data.Partition]:
-    """Make the data and divide it."""
+    """Make the data and the partition."""
     x = np.random.default_rng(0).integers(0, 256, size=(50_000, 3, 32, 32), dtype=np.uint8)
     y = np.arange(50_000) % 10
     data = fk.data.from_arrays(x, y, x[:10_000], y[:10_000], mean=[0.49, 0.48, 0.45], std=[0.25, 0.24, 0.26])
@@ -43,7 +43,7 @@ def problem(public: bool = False) -> tuple[fk.data.Dataset, fk.data.Partition]:
 
 
 def plain_script(data: fk.data.Dataset, clients: fk.data.Partition) -> Callable[[], None]:
-    """Write the round as a researcher would: client after client, data on the GPU, torch.optim, TF32."""
+    """Return a round as a researcher would write it: client after client, data on the GPU, torch.optim, TF32."""
     model = fk.models.build("cnn_fedntd", (3, 32, 32), 10).cuda()
     mean, std = (torch.tensor(v, device="cuda").view(3, 1, 1) for v in ([0.49, 0.48, 0.45], [0.25, 0.24, 0.26]))
     x, y = (data.x_train.cuda() / 255 - mean) / std, data.y_train.cuda()
@@ -71,8 +71,8 @@ def plain_script(data: fk.data.Dataset, clients: fk.data.Partition) -> Callable[
     def step() -> None:
         weights = model.state_dict()
         cohort = rng.choice(100, 10, replace=False)
-        found = [train(torch.from_numpy(clients[int(k)].astype(np.int64)).cuda(), weights) for k in cohort]
-        model.load_state_dict({name: sum(one[name] for one in found) / 10 for name in weights})
+        states = [train(torch.from_numpy(clients[int(k)].astype(np.int64)).cuda(), weights) for k in cohort]
+        model.load_state_dict({name: sum(one[name] for one in states) / 10 for name in weights})
         with torch.no_grad():
             hits = sum(
                 int((model(a).argmax(1) == b).sum())
@@ -84,7 +84,7 @@ def plain_script(data: fk.data.Dataset, clients: fk.data.Partition) -> Callable[
 
 
 def timed(step: Callable[[], Any], rounds: int) -> str:
-    """Time rounds, and write their median and spread."""
+    """Time rounds, and format their median and range."""
     for _ in range(3):
         step()
     seconds = []
@@ -105,17 +105,17 @@ def simulation(method: str, **changes: Any) -> fk.Simulation:
 
 
 def main() -> None:
-    """Print a line for every variant, method and whole run."""
+    """Print a line for every variant, method and complete run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--whole", type=int, default=200, help="rounds of the whole runs; 0: none")
+    parser.add_argument("--whole", type=int, default=200, help="rounds of the complete runs; 0: none")
     parser.add_argument("--methods", default="all")
     parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
         simulation("fedntd", rounds=args.run).run()
         return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms a round, median of {args.rounds}")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms per round, median of {args.rounds}")
     torch.set_float32_matmul_precision("high")
     print(f"  {'plain script, TF32':<26} {timed(plain_script(*problem()), 3)}", flush=True)
     torch.set_float32_matmul_precision("highest")

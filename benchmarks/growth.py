@@ -1,10 +1,10 @@
-"""How a round grows with the cohort and with the model, in both runtimes, and what memory it takes.
+"""Time and memory of a round for growing cohorts and models, in both engines.
 
     python benchmarks/growth.py [--rounds 3] [--threads 2]
 
-FedAvg on random examples of 64 numbers, 20 a client, one epoch in batches of 10; every row runs in a process of its
-own, and its memory is the most that the process held beyond what it held before the first round. The last column is the
-reason for the rule by which `engine="auto"` picks: stacked where that is faster.
+FedAvg on random examples of 64 numbers, 20 per client, one epoch, batch size 10. Every measurement runs in a separate
+process; memory is the peak beyond what the process used before the first round. The rule of `engine="auto"` is based on
+the last column: stacked where it is faster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTHS = (8, 64, 256, 512, 1024, 2048)  # of two hidden layers
 
 
 def measure(engine: str, cohort: int, width: int, rounds: int) -> dict[str, float]:
-    """Time rounds in this process."""
+    """Measure rounds in this process."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal(size=(20 * cohort, 64), dtype=np.float32), rng.integers(0, 10, 20 * cohort)
     data = fk.data.from_arrays(x, y, x[:10], y[:10])
@@ -42,30 +42,30 @@ def measure(engine: str, cohort: int, width: int, rounds: int) -> dict[str, floa
         began = time.perf_counter()
         simulation.step()
         seconds.append(time.perf_counter() - began)
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     weights = sum(w.numel() for w in fk.tree.leaves(simulation.params))
-    return {"ms": statistics.median(seconds) * 1e3, "MB": held / 1e3, "weights": weights}
+    return {"ms": statistics.median(seconds) * 1e3, "MB": memory / 1e3, "weights": weights}
 
 
-def elsewhere(engine: str, cohort: int, width: int, args: argparse.Namespace) -> dict[str, float]:
-    """Time them in a new process."""
+def measure_in_new_process(engine: str, cohort: int, width: int, args: argparse.Namespace) -> dict[str, float]:
+    """Measure rounds in a new process."""
     point = json.dumps([engine, cohort, width])
     command = [sys.executable, __file__, "--point", point, "--rounds", str(args.rounds), "--threads", str(args.threads)]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def row(what: str, cohort: int, width: int, args: argparse.Namespace) -> None:
+def print_row(label: str, cohort: int, width: int, args: argparse.Namespace) -> None:
     """Measure and print one line."""
-    loop, stacked = (elsewhere(engine, cohort, width, args) for engine in ("loop", "stacked"))
+    loop, stacked = (measure_in_new_process(engine, cohort, width, args) for engine in ("loop", "stacked"))
     print(
-        f"  {what.format(**stacked)}  loop {loop['ms']:9.1f} ms {loop['MB']:7.0f} MB   "
+        f"  {label.format(**stacked)}  loop {loop['ms']:9.1f} ms {loop['MB']:7.0f} MB   "
         f"stacked {stacked['ms']:9.1f} ms {stacked['MB']:7.0f} MB   {loop['ms'] / stacked['ms']:5.2f}x",
         flush=True,
     )
 
 
 def main() -> None:
-    """Print a line for every cohort, and for every model."""
+    """Print a line for every cohort size and every model size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -75,13 +75,13 @@ def main() -> None:
     if args.point:
         print(json.dumps(measure(*json.loads(args.point), args.rounds)))
         return
-    print(f"torch {torch.__version__}, {args.threads} threads; x: how many times as fast stacked is as the loop")
+    print(f"torch {torch.__version__}, {args.threads} threads; x: speed-up of stacked over loop")
     print("clients in the cohort, a model of 64-64-64-10")
     for cohort in COHORTS:
-        row(f"{cohort:>9,} clients", cohort, 64, args)
+        print_row(f"{cohort:>9,} clients", cohort, 64, args)
     print("weights of the model, a cohort of 10")
     for width in WIDTHS:
-        row("{weights:>9,} weights", 10, width, args)
+        print_row("{weights:>9,} weights", 10, width, args)
 
 
 if __name__ == "__main__":

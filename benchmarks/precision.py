@@ -1,9 +1,9 @@
-"""What TF32 and bfloat16 do to accuracy: FedNTD and FedAvg on CIFAR-10 in three precisions, the same seeds.
+"""Accuracy with float32, TF32 and bfloat16: FedNTD and FedAvg on CIFAR-10 with the same seeds.
 
     FEDKEEP_DATA=folder python benchmarks/precision.py [--rounds 100] [--seeds 3]
 
-Shards of two classes, 10 of 100 clients a round, FedNTD's CNN and defaults. The seeds fix cohorts, batches and first
-weights; only rounding differs between the columns.
+Shards with two classes per client, 10 of 100 clients per round, FedNTD's CNN and defaults. The seeds determine cohorts,
+batches and initial weights; only rounding differs between the precisions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--source", default="cifar10")
     args = parser.parse_args()
     data = fk.data.load(args.source)
-    print(f"{args.source}, {args.rounds} rounds, {args.seeds} seeds: smoothed accuracy in %, forgetting, seconds a run")
+    print(f"{args.source}, {args.rounds} rounds, {args.seeds} seeds: smoothed accuracy in %, forgetting, time per run")
     for method in ("fedavg", "fedntd"):
         for name, changes in PRECISIONS.items():
-            found, seconds = [], []
+            summaries, seconds = [], []
             for seed in range(args.seeds):
                 clients = fk.data.partition.shards(data.y_train, n_clients=100, s=2, seed=seed)
                 began = time.perf_counter()
@@ -36,8 +36,8 @@ def main() -> None:
                     method, "cnn_fedntd", data, clients, rounds=args.rounds, participation=10, seed=seed, **changes
                 )
                 seconds.append(time.perf_counter() - began)
-                found.append(history.summary())
-            accuracy, forgetting = ([one[key] for one in found] for key in ("smoothed", "forgetting"))
+                summaries.append(history.summary())
+            accuracy, forgetting = ([one[key] for one in summaries] for key in ("smoothed", "forgetting"))
             spread = statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0
             print(
                 f"  {method:<8} {name:<9} {100 * statistics.mean(accuracy):5.2f} ±{100 * spread:4.2f}   "

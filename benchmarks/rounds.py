@@ -1,10 +1,10 @@
-"""How long a round takes: fedkeep's runtimes beside the plain script a researcher would write.
+"""Round time of fedkeep's engines and of the plain script that a researcher would write.
 
     python benchmarks/rounds.py [--problems digits,mnist] [--cohorts 10,100] [--rounds 5] [--threads 2]
 
-All train FedNTD with the same network, batches, epochs and optimiser, on the same machine, one after another, in turns;
-`ranks` are as many processes of one thread each. The figure is the median round, evaluation left out. mnist stands for
-random bytes of MNIST's shape, 60 images a client: time does not depend on what they show.
+All train FedNTD with the same network, batches, epochs and optimiser, on the same machine, one after another in turn.
+`2 ranks` are two processes of one thread each. The figure is the median round time without evaluation. mnist are random
+bytes of MNIST's shape, 60 images per client; their content does not affect the time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WHAT = {"digits": "8x8 images, MLP 64-64-10, batch 10", "mnist": "28x28 images, 
 
 
 class PlainScript:
-    """FedNTD as a script: a copy of the model for each client, a DataLoader, torch.optim, an average of state dicts."""
+    """FedNTD as a script: one model copy per client, a DataLoader, torch.optim, an average of state dicts."""
 
     def __init__(self, model: torch.nn.Module, data: fk.data.Dataset, clients: fk.data.Partition, batch: int) -> None:
         self.model = copy.deepcopy(model)
@@ -70,7 +70,7 @@ class PlainScript:
 
 
 def problem(name: str, cohort: int) -> tuple[torch.nn.Module, fk.data.Dataset, fk.data.Partition]:
-    """Make the model, the data and the division among `cohort` clients."""
+    """Make the model, the data and a partition among `cohort` clients."""
     if name == "digits":
         data = fk.data.load("digits")
         return fk.models.build("mlp", data.input_shape, 10), data, fk.data.partition.iid(data.y_train, cohort, seed=0)
@@ -80,7 +80,7 @@ def problem(name: str, cohort: int) -> tuple[torch.nn.Module, fk.data.Dataset, f
 
 
 def simulation(name: str, cohort: int, engine: str) -> fk.Simulation:
-    """Set up fedkeep, all clients in every round."""
+    """Set up fedkeep with all clients in every round."""
     common = {"rounds": 10**6, "participation": 1.0, "epochs": EPOCHS, "batch_size": BATCH[name], "lr": LR}
     common |= {"momentum": MOMENTUM, "weight_decay": 0.0, "lr_decay": 1.0, "eval_every": 10**6}
     model, data, clients = problem(name, cohort)
@@ -88,20 +88,20 @@ def simulation(name: str, cohort: int, engine: str) -> fk.Simulation:
 
 
 def contenders(name: str, cohort: int) -> dict[str, PlainScript | fk.Simulation]:
-    """Set up every way to run the same federation in this process."""
+    """Set up the plain script and both engines on the same problem."""
     script = PlainScript(*problem(name, cohort), BATCH[name])
     return {"plain script": script, **{engine: simulation(name, cohort, engine) for engine in ("loop", "stacked")}}
 
 
 def timed(step: Callable[[], Any]) -> float:
-    """Return the seconds a call takes."""
+    """Return the seconds that a call takes."""
     began = time.perf_counter()
     step()
     return time.perf_counter() - began
 
 
 def distributed(name: str, cohort: int, rounds: int, ranks: int) -> list[float]:
-    """Time rounds shared by processes of one thread each, which `torchrun` starts."""
+    """Time rounds distributed over processes of one thread each, started by `torchrun`."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*launcher, __file__, "--problems", name, "--cohorts", str(cohort), "--rounds", str(rounds), "--rank"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -110,7 +110,7 @@ def distributed(name: str, cohort: int, rounds: int, ranks: int) -> list[float]:
 
 
 def as_rank(name: str, cohort: int, rounds: int) -> None:
-    """Be one of those processes."""
+    """Run as one of those processes."""
     sim = simulation(name, cohort, "auto")
     sim.step()
     seconds = [timed(sim.step) for _ in range(rounds)]
@@ -132,7 +132,7 @@ def main() -> None:
         return
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {args.threads} threads, {platform.machine()}; FedNTD, {EPOCHS} epochs,")
-    print(f"median of {args.rounds} rounds after one to warm up, in turns; x: times as fast as the plain script")
+    print(f"median of {args.rounds} rounds after one warm-up round, in turn; x: speed-up over the plain script")
     for name in args.problems.split(","):
         print(f"{name}: {WHAT[name]}")
         for cohort in [int(cohort) for cohort in args.cohorts.split(",")]:
@@ -150,9 +150,9 @@ def main() -> None:
             base = statistics.median(seconds["plain script"])
             for who, values in seconds.items():
                 middle = statistics.median(values)
-                spread = f"{min(values) * 1e3:.0f} to {max(values) * 1e3:.0f}"
+                spread = f"({min(values) * 1e3:.0f} to {max(values) * 1e3:.0f})"
                 print(
-                    f"  cohort {cohort:>4}  {who:<13} {middle * 1e3:8.1f} ms a round ({spread})  {base / middle:5.2f}x"
+                    f"  cohort {cohort:>4}  {who:<13} {middle * 1e3:8.1f} ms per round {spread}  {base / middle:5.2f}x"
                 )
 
 

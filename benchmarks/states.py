@@ -1,10 +1,10 @@
-"""What remembering clients costs: SCAFFOLD with FedNTD's CNN, until about 2,000 clients have been visited.
+"""Cost of client states: SCAFFOLD with FedNTD's CNN, until about 2,000 clients have been visited.
 
     python benchmarks/states.py [--visits 2000] [--cohort 20]
 
-Each client holds one image, so that the time goes into states and not into training. Every round ends in a checkpoint.
-Printed: how many clients have a state, what those states weigh on disk, the most memory the process ever held, and how
-much each checkpoint wrote. The folder is removed afterwards; it needs about 7 MB of disk for each visit.
+Each client has one image, so that most of the time is spent on states, not on training. Every round ends with a
+checkpoint. Printed are the number of clients with a state, the size of the states on disk, the peak memory of the
+process, and how much each checkpoint wrote. The folder is removed afterwards; it needs about 7 MB of disk per visit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POPULATION = 100_000
 
 
 def main() -> None:
-    """Run the rounds and print what they cost."""
+    """Run the rounds and print their cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--visits", type=int, default=2000)
     parser.add_argument("--cohort", type=int, default=20)
@@ -50,11 +50,11 @@ def main() -> None:
             seconds.append(time.perf_counter() - began)
             written.append(unsaved)
         on_disk = sum(p.stat().st_size for p in Path(folder, "clients").rglob("*.safetensors"))
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         states = sim.state.clients
         print(f"torch {torch.__version__}; a state is {one / 1e6:.1f} MB, the cache {states.cache_bytes / 1e6:.0f} MB")
         print(f"  {len(states)} clients have a state: {on_disk / 1e9:.1f} GB on disk")
-        print(f"  memory: {states._cached_bytes / 1e6:.0f} MB of states cached, at most {most:.0f} MB in the process")
+        print(f"  memory: {states._cached_bytes / 1e6:.0f} MB of states in the cache, peak of the process {peak:.0f} MB")
         print(f"  a checkpoint wrote {np.mean(written):.1f} of them on average, in {np.median(seconds):.2f} s")
 
 

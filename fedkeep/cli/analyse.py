@@ -16,20 +16,22 @@ def analyse(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a checkpoint.")],
     what: Annotated[
         str,
-        typer.Option(help="where, divergence, alignment, gradients, losses, tsne, surface, with commas; or all."),
+        typer.Option(help="Comma-separated: where, divergence, alignment, gradients, losses, tsne, surface; or all."),
     ] = "where,divergence,alignment,gradients,losses",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also draw what was found into this folder (extra plots).")
+        Path | None, typer.Option("--output", "-o", help="Also plot the results into this folder (extra plots).")
     ] = None,
-    formats: Annotated[str, typer.Option("--format", help="pdf, png, svg: one or several, with commas.")] = "pdf,png",
-    samples: Annotated[int, typer.Option(help="Test examples in a t-SNE.")] = 200,
-    client: Annotated[int | None, typer.Option(help="Whose loss surface; else the cohort's first client.")] = None,
-    steps: Annotated[int, typer.Option(help="Points of a loss surface, each way.")] = 15,
-    span: Annotated[float, typer.Option(help="How far a loss surface reaches.")] = 1.0,
-    directions: Annotated[str, typer.Option(help="Of a loss surface: hessian or random.")] = "hessian",
+    formats: Annotated[str, typer.Option("--format", help="File formats, comma-separated: pdf, png, svg.")] = "pdf,png",
+    samples: Annotated[int, typer.Option(help="Number of test examples in a t-SNE.")] = 200,
+    client: Annotated[
+        int | None, typer.Option(help="Client of the loss surface (default: the cohort's first).")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Points of the loss surface along each direction.")] = 15,
+    span: Annotated[float, typer.Option(help="The loss surface goes from -SPAN to SPAN.")] = 1.0,
+    directions: Annotated[str, typer.Option(help="Directions of the loss surface: hessian or random.")] = "hessian",
     as_json: AsJson = False,
 ) -> None:
-    """Train the round after a run's checkpoint aside, and look where and why it forgets; the run stays as it is.
+    """Train one trial round from a checkpoint and report where and why classes are forgotten. Read-only.
 
     Example: fedkeep analyse runs/digits --what where,divergence,tsne -o figures
     """
@@ -43,20 +45,20 @@ def analyse(
         parse_formats(formats)
         require_extra("matplotlib", "plots", "plotting")
         if output.exists() and not output.is_dir():
-            raise FedkeepError(f"{output} is a file, not a folder to draw into")
-    found = analyse(folder, names, options)
+            raise FedkeepError(f"{output} is a file, not a folder to plot into", key="output", value=str(output))
+    analysis = analyse(folder, names, options)
     files = []
     if output is not None:
         from fedkeep.plots.instruments import draw
 
-        files = draw(found, output, formats)
+        files = draw(analysis, output, formats)
     if as_json:
-        print(to_json({**found, "files": [str(file) for file in files]}, indent=2))
+        print(to_json({**analysis, "files": [str(file) for file in files]}, indent=2))
         return
     from rich.console import Console
 
     console = Console()
-    for sentence in sentences(found):
+    for sentence in sentences(analysis):
         console.print(sentence, highlight=False, markup=False)
     for file in files:
         print(file)

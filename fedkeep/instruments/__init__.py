@@ -1,8 +1,8 @@
-"""Instruments that look at models and data: where a round forgot, and why.
+"""Instruments that measure where a round forgets, and why, from models and data.
 
-The formulas are pure functions on arrays, or on trees of weights. `analyse` applies them to a run: it takes the global
-model of a checkpoint, trains the cohort of the next round aside, and leaves the run as it was. `Every` does the same
-every n rounds while a run goes on. Formulas that need class accuracies alone are in `fedkeep.forgetting`.
+The formulas are pure functions of arrays or of trees of weights. `analyse` applies them to a run: it loads the global
+model of a checkpoint, trains the next round as a trial and does not modify the run. `Every` does the same every n
+rounds during a run. Formulas that need only class accuracies are in `fedkeep.forgetting`.
 """
 
 from fedkeep.instruments.every import Every

@@ -1,6 +1,6 @@
-"""A round trained aside: the global model before, every client's model after, the new global model.
+"""Trial of a run's next round: the global model before, every client's model, and the new global model.
 
-The run itself is not touched: no file is written, no lock taken, and the simulation goes on as if nothing had happened.
+The run is not affected: no file is written, no lock is taken, and the simulation's state does not change.
 """
 
 from __future__ import annotations
@@ -35,55 +35,55 @@ from fedkeep.tree import Tree
 
 @dataclass(frozen=True)
 class NextRound:
-    """One round of a simulation, with all its models."""
+    """One round of a simulation with all its models."""
 
     simulation: Simulation
     round: int
     ids: list[int]
     before: Tree  # the global weights that the clients started from
-    clients: Tree  # theirs after local training, stacked on a leading axis
+    clients: Tree  # the clients' weights after local training, stacked on a leading axis
     after: Tree  # the new global weights
 
     @cached_property
     def label_counts(self) -> np.ndarray:
-        """[K, C] examples of each client and class."""
+        """[K, C] number of examples of each client and class."""
         y, classes = self.simulation.data.y_train.numpy(), self.simulation.task.n_classes
         return np.stack([np.bincount(y[self.simulation.clients[k]], minlength=classes) for k in self.ids])
 
     @property
     def models(self) -> list[Tree]:
-        """The global model before, the clients', the global model after."""
+        """The global model before, the clients' models, the global model after."""
         return [self.before, *(tree.take(self.clients, k) for k in range(len(self.ids))), self.after]
 
     @cached_property
     def inputs(self) -> InputPipeline:
-        """The way from stored examples to the model, as in evaluation: nothing is augmented."""
+        """The pipeline from stored examples to the model's inputs, without augmentation, as in evaluation."""
         return self.simulation.local.inputs.without_augmentation
 
     @cached_property
     def class_accuracy(self) -> np.ndarray:
-        """[1 + K + 1, C] on the test set, of `models`."""
-        return forgetting.class_accuracy(np.stack([confusion for confusion, _ in self._tested]))
+        """[1 + K + 1, C] class accuracy of `models` on the test set."""
+        return forgetting.class_accuracy(np.stack([confusion for confusion, _ in self._evaluated]))
 
     @cached_property
     def test_loss(self) -> np.ndarray:
-        """[1 + K + 1] on the test set, of `models`."""
-        return np.array([loss for _, loss in self._tested])
+        """[1 + K + 1] loss of `models` on the test set."""
+        return np.array([loss for _, loss in self._evaluated])
 
     @cached_property
-    def _tested(self) -> list[tuple[np.ndarray, float]]:
+    def _evaluated(self) -> list[tuple[np.ndarray, float]]:
         s = self.simulation
-        found = [evaluate(s.task, model, s.x_test, s.y_test, self.inputs) for model in self.models]
-        return [(confusion.cpu().numpy(), float(loss) / len(s.y_test)) for confusion, loss in found]
+        results = [evaluate(s.task, model, s.x_test, s.y_test, self.inputs) for model in self.models]
+        return [(confusion.cpu().numpy(), float(loss) / len(s.y_test)) for confusion, loss in results]
 
     def own_examples(self, client: int, most: int | None = None) -> tuple[Any, Tensor]:
-        """Return what the model sees of one client's examples, and their classes."""
+        """Return the inputs and classes of one client's examples, at most the first `most`."""
         s = self.simulation
         at = torch.from_numpy(s.clients[client][:most]).to(s.y.device)
         return self.inputs(tree.take(s.x, at)), s.y[at]
 
     def test_examples(self, most: int) -> tuple[Any, Tensor]:
-        """Return what the model sees of the test set, spread evenly over it where it has more than `most` examples."""
+        """Return the inputs and classes of at most `most` test examples, evenly spaced over the test set."""
         s = self.simulation
         at = torch.from_numpy(arrays.evenly_spaced(len(s.y_test), most)).to(s.y_test.device)
         return self.inputs(tree.take(s.x_test, at)), s.y_test[at]
@@ -94,7 +94,11 @@ def train_next_round(simulation: Simulation) -> NextRound:
     result = simulation.train_round(keep_models=True)
     number, ids = result.plan.round, result.plan.cohort
     if not ids:
-        raise FedkeepError(f"none of the clients sampled for round {number} has any examples: nothing to analyse")
+        raise FedkeepError(
+            f"none of the clients sampled for round {number} has any examples, so there is nothing to analyse",
+            key="round",
+            value=number,
+        )
     after = simulation.aggregate(result)["params"]
     return NextRound(simulation, number, ids, tree.detach(simulation.params), result.clients["params"], after)
 
@@ -108,10 +112,10 @@ def open_run(
     clients: Partition | Iterable[Any] | None = None,
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
 ) -> Simulation:
-    """Return the simulation of a run as it was at its checkpoint, to look at: nothing it does reaches the folder.
+    """Return the simulation of a run in the state of its checkpoint. It never writes to the run folder.
 
-    A run started from an experiment file needs nothing more; one started with `simulate` needs the same model, data and
-    clients again, as `resume` does.
+    A run that was started from an experiment file needs no more arguments. A run that was started with `simulate` needs
+    the same model, data and clients again, as for `resume`.
     """
     path = Path(run_dir)
     about = read_experiment(path)
@@ -127,15 +131,20 @@ def _from_file(path: Path, about: dict[str, Any]) -> Federation:
         return build(Experiment.from_dict(about))
     except FedkeepError as error:
         raise ConfigError(
-            f"{path} cannot be made again from its file alone ({error}); from Python: "
-            "fedkeep.instruments.analyse(run_dir, what, model=..., data=..., clients=...)"
+            f"{path} cannot be restored from its experiment file alone ({error}); from Python, use "
+            "fedkeep.instruments.analyse(run_dir, what, model=..., data=..., clients=...)",
+            key=error.key,
+            value=error.value,
+            valid=error.valid,
         ) from error
 
 
 def _at_checkpoint(simulation: Simulation, path: Path) -> Simulation:
-    """Put the simulation where the checkpoint is. Its client store knows the files, and has no reason to write any."""
+    """Load the checkpoint into the simulation. The client store reads the run's files and never writes any."""
     if not (path / CHECKPOINT).exists():
-        raise RunError(f"{path} has no checkpoint yet: there is no model to look at")
+        raise RunError(
+            f"{path} has no checkpoint yet, so there is no model to analyse", key=CHECKPOINT, value=str(path)
+        )
     saved, about = read_tree(path / CHECKPOINT)
     state = simulation.state
     state.server, state.round = tree.to(saved["server"], simulation.task.device), int(about["round"])

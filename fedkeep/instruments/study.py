@@ -1,4 +1,4 @@
-"""Studies: the instruments applied to one round of a run, by name. What comes out is plain data, fit for JSON."""
+"""Studies by name: the instruments applied to one round of a run, with results that can be written as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedkeep import forgetting as fg
 from fedkeep import tree
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.text import list_some
+from fedkeep._util.validate import require_choice, require_number, require_whole
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments import formulas, surface
@@ -21,65 +22,60 @@ from fedkeep.instruments.next_round import NextRound, open_run, train_next_round
 from fedkeep.tree import Tree
 
 Result = dict[str, Any]
-CHUNK = 1000  # examples through a model at a time
+CHUNK = 1000  # examples per forward pass
 DIRECTIONS = ("hessian", "random")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the costly studies can be told."""
+    """Options of the costly studies, t-SNE and loss surface."""
 
-    samples: int = 200  # test examples in a t-SNE; at most as many of a client's in a surface as five times that
-    client: int | None = None  # whose loss surface; without one, the cohort's first
-    steps: int = 15  # of the surface, each way
-    span: float = 1.0
+    samples: int = 200  # test examples in a t-SNE; a loss surface uses at most 5 times as many of a client's examples
+    client: int | None = None  # the client of the loss surface; None: the first of the cohort
+    steps: int = 15  # points of the loss surface along each direction
+    span: float = 1.0  # the loss surface goes from -span to span
     directions: str = "hessian"  # or "random"
-    seed: int = 0
+    seed: int = 0  # of t-SNE, random directions and noise
 
     def __post_init__(self) -> None:
         for name, low in (("samples", 2), ("steps", 2), ("seed", 0)):
-            if getattr(self, name) < low:
-                raise FedkeepError(f"{name} must be at least {low}, not {getattr(self, name)}")
-        if not self.span > 0:
-            raise FedkeepError(f"span must be above 0, not {self.span}")
-        if self.directions not in DIRECTIONS:
-            raise FedkeepError(f"unknown directions {self.directions!r}: {did_you_mean(self.directions, DIRECTIONS)}")
+            require_whole(name, getattr(self, name), low=low)
+        require_number("span", self.span, above=0)
+        require_choice("directions", self.directions, DIRECTIONS)
 
 
 def analyse(
     source: str | Path | Simulation, what: str | Iterable[str] = (), options: Options | None = None, **parts: Any
 ) -> Result:
-    """Train the round after a run's checkpoint (or a simulation's last round) aside, and study it.
+    """Train a trial of the round after a run's checkpoint, or after a simulation's last round, and analyse it.
 
-    `what` names studies, those of `CHEAP` if left out. `parts` (model, data, clients, method, criterion) are needed for
+    `what` names studies; by default those of `CHEAP`. `parts` (model, data, clients, method, criterion) are needed for
     runs that were started with `simulate`. Returns {"round": ..., "clients": ids, study: result, ...}.
     """
     names = parse_study_names(what)
     simulation = source if isinstance(source, Simulation) else open_run(source, **parts)
-    seen, options = train_next_round(simulation), options or Options()
+    trial, options = train_next_round(simulation), options or Options()
     return {
-        "round": seen.round,
-        "clients": seen.ids,
-        **{name: STUDIES[name](seen, options) for name in names},
+        "round": trial.round,
+        "clients": trial.ids,
+        **{name: STUDIES[name](trial, options) for name in names},
     }
 
 
 def parse_study_names(what: str | Iterable[str]) -> list[str]:
-    """Turn names, or one text with commas, into known studies; "all" is every one, nothing the cheap ones."""
+    """Return the studies named, in a list or with commas: "all" means every study, nothing the cheap ones."""
     names = [n.strip() for n in what.split(",")] if isinstance(what, str) else list(what)
     names = [name for name in names if name] or list(CHEAP)
-    names = list(STUDIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in names:
-        if name not in STUDIES:
-            raise FedkeepError(f"unknown instrument {name!r}: {did_you_mean(name, [*STUDIES, 'all'])}")
-    return names
+        require_choice("what", name, [*STUDIES, "all"], what="instrument")
+    return list(STUDIES) if "all" in names else list(dict.fromkeys(names))
 
 
-def forgetting_by_phase(seen: NextRound, options: Options) -> Result:
-    """Say which classes local training lost and which the averaging did; who still knows its own classes."""
-    before, clients, after = seen.class_accuracy[0], seen.class_accuracy[1:-1], seen.class_accuracy[-1]
+def forgetting_by_phase(trial: NextRound, options: Options) -> Result:
+    """Return which classes local training and averaging forget, and how well clients know their own classes."""
+    before, clients, after = trial.class_accuracy[0], trial.class_accuracy[1:-1], trial.class_accuracy[-1]
     local, lost = fg.local_forgetting(before, clients), fg.aggregation_forgetting(clients, after)
-    counts, pooled = seen.label_counts, seen.label_counts.sum(0)
+    counts, pooled = trial.label_counts, trial.label_counts.sum(0)
     return {
         "before": before.tolist(),
         "clients": clients.tolist(),
@@ -98,24 +94,24 @@ def forgetting_by_phase(seen: NextRound, options: Options) -> Result:
     }
 
 
-def divergence(seen: NextRound, options: Options) -> Result:
-    """Say how far clients went, against how far their labels are from what the global model knows (FedNTD figure 8)."""
-    far = formulas.weight_divergence(seen.before, seen.clients)
-    labels = fg.distribution_distance(seen.class_accuracy[0], seen.label_counts)
+def divergence(trial: NextRound, options: Options) -> Result:
+    """Relate clients' weight divergence to the distance of their labels from what the model knows (FedNTD fig. 8)."""
+    weights = formulas.weight_divergence(trial.before, trial.clients)
+    labels = fg.distribution_distance(trial.class_accuracy[0], trial.label_counts)
     return {
-        "weight_divergence": far.tolist(),
+        "weight_divergence": weights.tolist(),
         "distribution_distance": labels.tolist(),
-        "relation": formulas.relation(labels, far),
+        "relation": formulas.relation(labels, weights),
     }
 
 
-def alignment(seen: NextRound, options: Options) -> Result:
-    """Say for the last two dense layers how many neurons keep their preferred class (FedNTD table 2).
+def alignment(trial: NextRound, options: Options) -> Result:
+    """Return how many neurons keep their preferred class, for the last two dense layers (FedNTD table 2).
 
-    A layer's neurons are what goes into the dense layer above them, after the non-linearity: `layers` goes by that
-    layer's name, and is empty where a model has none.
+    A layer's neurons are the inputs of the dense layer above, after the non-linearity. The keys of `layers` are the
+    names of those dense layers; it is empty if the model has none.
     """
-    preferences = [_preferences(seen, params) for params in seen.models]
+    preferences = [_preferences(trial, params) for params in trial.models]
     before, clients, after = preferences[0], preferences[1:-1], preferences[-1]
     return {
         "layers": {
@@ -129,22 +125,22 @@ def alignment(seen: NextRound, options: Options) -> Result:
     }
 
 
-def gradients(seen: NextRound, options: Options) -> Result:
-    """Say how much the clients' gradients disagree at the global weights (FedNTD eq. 8).
+def gradients(trial: NextRound, options: Options) -> Result:
+    """Return how much the clients' gradients disagree at the global weights (FedNTD eq. 8).
 
-    Each is of the plain criterion over all of a client's examples: what a method adds to it is left out.
+    Each is the gradient of the criterion over all of a client's examples, without the terms that a method adds.
     """
-    each = [_gradient(seen, client) for client in seen.ids]
+    each = [_gradient(trial, client) for client in trial.ids]
     stacked = tree.stack(each)
     return {
         "diversity": formulas.gradient_diversity(stacked),
-        "norms": formulas.weight_divergence(tree.zeros_like(seen.before), stacked).tolist(),
+        "norms": formulas.weight_divergence(tree.zeros_like(trial.before), stacked).tolist(),
     }
 
 
-def loss_before_and_after(seen: NextRound, options: Options) -> Result:
-    """Return the test loss before, of each client, and after (Flashback figure 5)."""
-    loss = seen.test_loss
+def loss_before_and_after(trial: NextRound, options: Options) -> Result:
+    """Return the test loss before, of each client's model, and after (Flashback figure 5)."""
+    loss = trial.test_loss
     return {
         "before": float(loss[0]),
         "clients": loss[1:-1].tolist(),
@@ -153,44 +149,48 @@ def loss_before_and_after(seen: NextRound, options: Options) -> Result:
     }
 
 
-def tsne(seen: NextRound, options: Options) -> Result:
-    """Lay out the features of all models on some test examples (FedNTD appendix O, FedGKD figure 2)."""
-    x, y = seen.test_examples(options.samples)
-    task = seen.simulation.task
+def tsne(trial: NextRound, options: Options) -> Result:
+    """Return a joint t-SNE of all models' features on some test examples (FedNTD appendix O, FedGKD figure 2)."""
+    x, y = trial.test_examples(options.samples)
+    task = trial.simulation.task
     with torch.no_grad():
-        features = [task.outputs(params, x)[0].flatten(1).double().cpu().numpy() for params in seen.models]
+        features = [task.outputs(params, x)[0].flatten(1).double().cpu().numpy() for params in trial.models]
     stacked = np.stack(features)
     return {
-        "models": ["before", *(f"client {k}" for k in seen.ids), "after"],
+        "models": ["before", *(f"client {k}" for k in trial.ids), "after"],
         "y": y.tolist(),
         "points": formulas.tsne(stacked, options.seed).tolist(),
         "silhouette": formulas.separation(stacked, y.cpu().numpy()),
     }
 
 
-def loss_surface(seen: NextRound, options: Options) -> Result:
-    """Return the loss of one client's model, on its own examples, around it (FedNTD figure 14)."""
-    client = seen.ids[0] if options.client is None else options.client
-    if client not in seen.ids:
+def loss_surface(trial: NextRound, options: Options) -> Result:
+    """Return the loss around one client's model, on its own examples (FedNTD figure 14)."""
+    client = trial.ids[0] if options.client is None else options.client
+    if client not in trial.ids:
+        cohort = list_some([str(k) for k in trial.ids])
         raise FedkeepError(
-            f"client {client} does not take part in round {seen.round}: {did_you_mean(str(client), map(str, seen.ids))}"
+            f"client {client} is not in the cohort of round {trial.round} (valid: {cohort})",
+            key="client",
+            value=client,
+            valid=trial.ids,
         )
-    x, y = seen.own_examples(client, most=5 * options.samples)
-    task, params = seen.simulation.task, tree.take(seen.clients, seen.ids.index(client))
+    x, y = trial.own_examples(client, most=5 * options.samples)
+    task, params = trial.simulation.task, tree.take(trial.clients, trial.ids.index(client))
 
     def loss(w: Tree) -> Tensor:
         return task.criterion(task.apply(w, x), y).mean()
 
-    found: Result = {"client": client, "directions": options.directions, "loss": float(loss(params).detach())}
+    result: Result = {"client": client, "directions": options.directions, "loss": float(loss(params).detach())}
     if options.directions == "hessian":
-        values, along = surface.hessian_directions(loss, params, options.seed)
-        found["eigenvalues"] = values.tolist()
+        eigenvalues, directions = surface.hessian_directions(loss, params, options.seed)
+        result["eigenvalues"] = eigenvalues.tolist()
     else:
-        along = list(surface.random_directions(params, options.seed))
-    axis, values = surface.loss_surface(loss, params, (along[0], along[1]), options.span, options.steps)
+        directions = list(surface.random_directions(params, options.seed))
+    axis, values = surface.loss_surface(loss, params, (directions[0], directions[1]), options.span, options.steps)
     sigmas = np.linspace(0, 0.1, 6).tolist()
     noisy = surface.loss_under_noise(loss, params, sigmas, seed=options.seed)
-    return {**found, "axis": axis.tolist(), "losses": values.tolist(), "sigma": sigmas, "under_noise": noisy.tolist()}
+    return {**result, "axis": axis.tolist(), "losses": values.tolist(), "sigma": sigmas, "under_noise": noisy.tolist()}
 
 
 Study = Callable[[NextRound, Options], Result]
@@ -207,7 +207,7 @@ CHEAP = ("where", "divergence", "alignment", "gradients", "losses")
 
 
 def _argmax(lost: np.ndarray) -> int | None:
-    """The class that lost most, or None where none lost anything."""
+    """Return the class that lost most, or None if no class lost anything."""
     lost = np.nan_to_num(lost)
     return int(lost.argmax()) if lost.max() > 0 else None
 
@@ -215,7 +215,7 @@ def _argmax(lost: np.ndarray) -> int | None:
 def _by_model(
     measure: Callable[[Any, Any], np.ndarray], before: Any, clients: Any, after: Any, counts: Any, pooled: Any
 ) -> Result:
-    """The global models against the cohort's pooled labels, each client against its own (FedNTD figure 4)."""
+    """Measure the global models with the cohort's pooled labels, each client with its own labels (FedNTD figure 4)."""
     own = measure(clients, counts)
     return {
         "before": float(measure(before, pooled)),
@@ -224,11 +224,11 @@ def _by_model(
     }
 
 
-def _gradient(seen: NextRound, client: int) -> Tree:
-    task = seen.simulation.task
-    params = tree.map(lambda w: w.detach().requires_grad_(), seen.before)
-    x, y = seen.own_examples(client)
-    total = tree.zeros_like(seen.before)
+def _gradient(trial: NextRound, client: int) -> Tree:
+    task = trial.simulation.task
+    params = tree.map(lambda w: w.detach().requires_grad_(), trial.before)
+    x, y = trial.own_examples(client)
+    total = tree.zeros_like(trial.before)
     for start in range(0, len(y), CHUNK):
         part = slice(start, start + CHUNK)
         with torch.enable_grad():
@@ -238,33 +238,34 @@ def _gradient(seen: NextRound, client: int) -> Tree:
     return total
 
 
-def _preferences(seen: NextRound, params: Tree) -> dict[str, np.ndarray]:
-    """Return the preferred class of the neurons below each dense layer, in the order in which the layers are run."""
-    task = seen.simulation.task
+def _preferences(trial: NextRound, params: Tree) -> dict[str, np.ndarray]:
+    """Return the preferred class of the neurons below each dense layer, in the order of the forward pass."""
+    task = trial.simulation.task
     model = task.module(params).to(task.device)
     weighted = {name: m for name, m in model.named_modules() if list(m.parameters(recurse=False))}
     order: list[str] = []
-    held: dict[str, list[Tensor]] = {}
+    inputs: dict[str, list[Tensor]] = {}
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
+    def record_inputs(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             order.append(name)
             if isinstance(module, nn.Linear):
-                x = given[0].detach()
-                held.setdefault(name, []).append(x.flatten(1, -2).mean(1) if x.ndim > 2 else x)
+                x = args[0].detach()
+                inputs.setdefault(name, []).append(x.flatten(1, -2).mean(1) if x.ndim > 2 else x)
 
         return hook
 
-    handles = [module.register_forward_pre_hook(watch(name)) for name, module in weighted.items()]
-    x, y = seen.test_examples(len(seen.simulation.y_test))
+    handles = [module.register_forward_pre_hook(record_inputs(name)) for name, module in weighted.items()]
+    x, y = trial.test_examples(len(trial.simulation.y_test))
     with torch.no_grad():
         for start in range(0, len(y), CHUNK):
             model(tree.take(x, slice(start, start + CHUNK)))
     for handle in handles:
         handle.remove()
-    hidden = [name for name in dict.fromkeys(order) if name in held and name != order[0]]  # the first sees the inputs
-    truth = y.cpu().numpy()
+    # below the first layer are the model's inputs, not neurons
+    hidden = [name for name in dict.fromkeys(order) if name in inputs and name != order[0]]
+    classes = y.cpu().numpy()
     return {
-        name: formulas.class_preference(torch.cat(held[name]).double().cpu().numpy(), truth, task.n_classes)
+        name: formulas.class_preference(torch.cat(inputs[name]).double().cpu().numpy(), classes, task.n_classes)
         for name in hidden
     }

@@ -1,4 +1,4 @@
-"""What the instruments found, in words."""
+"""Text summary of the results of `analyse`."""
 
 from __future__ import annotations
 
@@ -7,62 +7,69 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedkeep._util.text import list_some
 from fedkeep.instruments.study import Result
 
 
-def sentences(found: Result) -> list[str]:
-    """Put every study of `analyse` into a sentence or two."""
-    who = ", ".join(map(str, found["clients"][:10])) + (", ..." if len(found["clients"]) > 10 else "")
-    start = f"Round {found['round']}, trained aside from round {found['round'] - 1}'s model: clients {who}."
-    return [start, *(_SAY[name](result) for name, result in found.items() if name in _SAY)]
+def sentences(analysis: Result) -> list[str]:
+    """Format the result of every study as one or a few sentences."""
+    number, clients = analysis["round"], list_some([str(k) for k in analysis["clients"]])
+    start = f"Trial of round {number}, from the model of round {number - 1}. Cohort: {clients}."
+    return [start, *(_FORMATS[name](result) for name, result in analysis.items() if name in _FORMATS)]
 
 
 def _where(r: Result) -> str:
-    local, averaging = (np.nan_to_num(np.array(r[key], dtype=float)) for key in _STEPS)
-    said = (
-        f"Where: local training loses {local.mean():.3f} of a class's accuracy on average, averaging "
-        f"{averaging.mean():.3f}."
+    phases = ("local_forgetting", "aggregation_forgetting")
+    local, averaging = (np.nan_to_num(np.array(r[key], dtype=float)) for key in phases)
+    text = (
+        f"Where: a class loses {local.mean():.3f} accuracy in local training and {averaging.mean():.3f} in averaging, "
+        "mean over classes."
     )
     if r["most_forgotten_locally"] is not None:
         c = r["most_forgotten_locally"]
-        said += f" Most in local training: class {c} ({r['before'][c]:.0%} before, {local[c]:.2f} lost)."
+        text += f" Most forgotten in local training: class {c} ({r['before'][c]:.0%} before, {local[c]:.2f} lost)."
     if r["most_forgotten_by_averaging"] is not None:
         c = r["most_forgotten_by_averaging"]
-        said += f" Most in averaging: class {c} ({averaging[c]:.2f} lost, {r['after'][c]:.0%} after)."
-    inside, outside = r["in_local"], r["out_local"]
+        text += f" Most forgotten in averaging: class {c} ({averaging[c]:.2f} lost, {r['after'][c]:.0%} after)."
+    return f"{text} {_course('own', r['in_local'])} {_course('other', r['out_local'])}"
+
+
+def _course(which: str, r: Result) -> str:
     return (
-        f"{said} On the clients' own classes accuracy goes from {inside['before']:.0%} to "
-        f"{np.nanmean(inside['clients']):.0%} at the clients and {inside['after']:.0%} after averaging; on the others "
-        f"from {outside['before']:.0%} to {np.nanmean(outside['clients']):.0%} and {outside['after']:.0%}."
+        f"Accuracy on the clients' {which} classes: {r['before']:.0%} before, {np.nanmean(r['clients']):.0%} in the "
+        f"clients' models, {r['after']:.0%} after averaging."
     )
 
 
 def _divergence(r: Result) -> str:
-    far, rho = np.array(r["weight_divergence"]), r["relation"]["pearson"]
-    said = f"Divergence: clients' weights move {far.mean():.3g} away ({far.min():.3g} to {far.max():.3g})"
+    distance, rho = np.array(r["weight_divergence"]), r["relation"]["pearson"]
+    text = (
+        f"Divergence: the distance of the clients' weights to the global ones is {distance.mean():.3g} on average "
+        f"({distance.min():.3g} to {distance.max():.3g})."
+    )
     if math.isnan(rho):
-        return f"{said}."
-    return f"{said}; correlation with the distance of their labels from what the global model knows: {rho:.2f}."
+        return text
+    return f"{text} Its correlation with the distance of their labels from what the global model knows is {rho:.2f}."
 
 
 def _alignment(r: Result) -> str:
     if not r["layers"]:
         return "Alignment: this model has no hidden neurons below a dense layer."
-    told = [
-        f"of the {layer['neurons']} neurons below {name} {np.mean(layer['clients']):.0%} at the clients and "
+    layers = [
+        f"of the {layer['neurons']} below {name}, {np.mean(layer['clients']):.0%} in the clients' models and "
         f"{layer['after']:.0%} after averaging"
         for name, layer in r["layers"].items()
     ]
-    return f"Alignment: neurons that keep their preferred class: {'; '.join(told)}."
+    return f"Alignment: neurons that keep their preferred class: {'; '.join(layers)}."
 
 
 def _gradients(r: Result) -> str:
-    return f"Gradients: their diversity at the global weights is {r['diversity']:.3g} (1: all clients agree)."
+    return f"Gradients: the diversity at the global weights is {r['diversity']:.3g} (1: all clients agree)."
 
 
 def _losses(r: Result) -> str:
     return (
-        f"Losses on the test set: {r['before']:.3f} before, {r['mean_of_clients']:.3f} at the clients on average, "
+        f"Losses on the test set: {r['before']:.3f} before, {r['mean_of_clients']:.3f} in the clients' models (mean), "
         f"{r['after']:.3f} after averaging."
     )
 
@@ -70,26 +77,27 @@ def _losses(r: Result) -> str:
 def _tsne(r: Result) -> str:
     by_class, by_model = r["silhouette"]["by_class"], r["silhouette"]["by_model"]
     return (
-        f"t-SNE: {len(r['y'])} test examples in {len(r['models'])} models; the features' silhouette is {by_class:.2f} "
-        f"by class and {by_model:.2f} by model."
+        f"t-SNE: {len(r['y'])} test examples in {len(r['models'])} models. The silhouette of the features is "
+        f"{by_class:.2f} by class and {by_model:.2f} by model."
     )
 
 
 def _surface(r: Result) -> str:
-    sharp = f"; largest eigenvalues of its Hessian {_numbers(r['eigenvalues'])}" if "eigenvalues" in r else ""
-    return (
-        f"Surface: client {r['client']}'s loss is {r['loss']:.3f} on its own examples, up to {np.max(r['losses']):.3g} "
-        f"within {r['axis'][-1]:g} along two {r['directions']} directions{sharp}; with noise of standard deviation "
-        f"{r['sigma'][-1]:g} on its weights {r['under_noise'][-1]:.3f}."
+    text = (
+        f"Surface: the loss of client {r['client']} on its own examples is {r['loss']:.3f}; up to "
+        f"{np.max(r['losses']):.3g} within a distance of {r['axis'][-1]:g} along two {r['directions']} directions; "
+        f"{r['under_noise'][-1]:.3f} with noise of standard deviation {r['sigma'][-1]:g} on the weights."
     )
+    if "eigenvalues" not in r:
+        return text
+    return f"{text} The largest eigenvalues of its Hessian are {_numbers(r['eigenvalues'])}."
 
 
 def _numbers(values: list[float]) -> str:
     return " and ".join(f"{value:.3g}" for value in values)
 
 
-_STEPS = ("local_forgetting", "aggregation_forgetting")
-_SAY: dict[str, Callable[[Result], str]] = {
+_FORMATS: dict[str, Callable[[Result], str]] = {
     "where": _where,
     "divergence": _divergence,
     "alignment": _alignment,

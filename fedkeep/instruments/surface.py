@@ -1,7 +1,7 @@
-"""The loss around a model: along two directions, and under noise (FedNTD appendix J, figure 14).
+"""Loss surface around a model: over two directions, and under noise (FedNTD appendix J, figure 14).
 
-The paper shows the loss of a client's model, on that client's data, under Gaussian noise on the weights and over the
-plane of the Hessian's two leading eigenvectors, and gives neither ranges nor numbers of points.
+The paper shows the loss of a client's model on that client's data: under Gaussian noise on the weights, and over the
+plane of the Hessian's two leading eigenvectors. It gives neither the ranges nor the number of points.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def loss_surface(
 
 
 def loss_under_noise(loss: Loss, params: Tree, sigmas: Sequence[float], draws: int = 5, seed: int = 0) -> np.ndarray:
-    """Return the mean loss at w + sigma n, n standard normal, for every sigma, over a few draws of n.
+    """Return the mean loss at w + sigma n for every sigma, over several draws of a standard normal n.
 
-    All sigmas share their draws, so that the curve over sigma is smooth.
+    All sigmas use the same draws, so that the curve over sigma is smooth.
 
-    >>> still, near, far = loss_under_noise(lambda w: (w["x"] ** 2).sum(), {"x": torch.zeros(3)}, [0.0, 1.0, 2.0])
-    >>> bool(still == 0), round(float(far / near), 6)
+    >>> none, weak, strong = loss_under_noise(lambda w: (w["x"] ** 2).sum(), {"x": torch.zeros(3)}, [0.0, 1.0, 2.0])
+    >>> bool(none == 0), round(float(strong / weak), 6)
     (True, 4.0)
     """
     generator = torch.Generator().manual_seed(seed)
@@ -58,7 +58,9 @@ def loss_under_noise(loss: Loss, params: Tree, sigmas: Sequence[float], draws: i
 
 
 def random_directions(params: Tree, seed: int = 0) -> tuple[Tree, Tree]:
-    """Draw two directions, each filter as long as the model's own (Li et al., NeurIPS 2018); vectors stay as they are.
+    """Draw two random directions with filter normalisation (Li et al., NeurIPS 2018).
+
+    Each filter has the norm of the model's own filter. Biases and scales are 0.
 
     >>> weights = {"bias": torch.ones(2), "weight": torch.tensor([[3.0, 4.0], [0.0, 0.0]])}
     >>> one, _ = random_directions(weights)
@@ -68,7 +70,7 @@ def random_directions(params: Tree, seed: int = 0) -> tuple[Tree, Tree]:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(w: Tensor) -> Tensor:
-        if w.ndim < 2:  # biases and scales: moving them says little, and much of the loss
+        if w.ndim < 2:  # biases and scales: they can change the loss a lot without telling much about its shape
             return torch.zeros_like(w)
         d, own = _normal(w, generator).flatten(1), w.flatten(1)
         length = d.norm(dim=1, keepdim=True).clamp(min=1e-12)
@@ -81,8 +83,8 @@ def random_directions(params: Tree, seed: int = 0) -> tuple[Tree, Tree]:
 def hessian_directions(loss: Loss, params: Tree, seed: int = 0, tol: float = 1e-3) -> tuple[np.ndarray, list[Tree]]:
     """Return the two largest eigenvalues of the loss's Hessian and their eigenvectors, of length 1.
 
-    Found by Lanczos iterations on products H v, so that H itself is never made. An eigenvector's largest entry is
-    positive, which settles the sign.
+    Computed by Lanczos iterations on products H v; H itself is never built. The sign is chosen so that an
+    eigenvector's largest entry is positive.
 
     >>> values, (first, second) = hessian_directions(lambda w: (torch.tensor([1.0, 4.0, 2.0, 0.5]) * w["x"] ** 2).sum(),
     ...                                              {"x": torch.zeros(4)})
@@ -96,13 +98,13 @@ def hessian_directions(loss: Loss, params: Tree, seed: int = 0, tol: float = 1e-
         gradient = torch.autograd.grad(loss(tree.like(params, leaves)), leaves, create_graph=True)
     size = sum(w.numel() for w in leaves)
 
-    def times(v: Any) -> np.ndarray:
+    def hessian_product(v: Any) -> np.ndarray:
         along = _split(torch.from_numpy(np.ascontiguousarray(v).ravel()), leaves)
         product = torch.autograd.grad(gradient, leaves, grad_outputs=along, retain_graph=True, materialize_grads=True)
         return torch.cat([p.detach().double().cpu().ravel() for p in product]).numpy()
 
     start = np.random.default_rng(seed).normal(size=size)
-    operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
+    operator = LinearOperator((size, size), matvec=hessian_product, dtype=np.float64)
     values, vectors = eigsh(operator, k=2, which="LA", v0=start, tol=tol)
     directions = []
     for v in vectors.T[::-1]:
@@ -117,5 +119,5 @@ def _split(flat: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _normal(w: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw on the CPU, so that every device gives the same."""
+    """Draw on the CPU, so that the numbers are the same on every device."""
     return torch.randn(w.shape, generator=generator, dtype=torch.float64).to(w)

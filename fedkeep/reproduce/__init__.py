@@ -1,1 +1,1 @@
-"""Every paper's table as a command: `fedkeep reproduce`. The tables are files in `experiments/`."""
+"""Reproduction of papers' tables: `fedkeep reproduce`. Each table is a file in `tables/`."""

@@ -1,4 +1,4 @@
-"""Our figures beside a paper's: the differences, the signs of the gaps to the first method, the order of methods."""
+"""Comparison of our results with a paper's: differences, signs of the gaps to the baseline, order of methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedkeep.reproduce.spec import Figure
 
 @dataclass(frozen=True)
 class MeasureComparison:
-    """One measure of one method: our values by seed, the seeds that diverged, and the paper's figure."""
+    """One measure of one method: our values by seed, the diverged seeds, and the paper's figure."""
 
     measure: Measure
     values: Mapping[int, float]
@@ -25,25 +25,26 @@ class MeasureComparison:
     paper: Figure | None = None
 
     @property
-    def counted(self) -> dict[int, float]:
-        """Our values, the worst there is for runs that diverged."""
+    def values_with_diverged(self) -> dict[int, float]:
+        """Our values by seed, with the worst possible value for diverged runs."""
         return {**self.values, **dict.fromkeys(self.diverged, self.measure.worst)}
 
     @property
     def ours(self) -> float | None:
-        """Our figure over all seeds: what is compared."""
-        return self.measure.sum_up(list(self.counted.values())) if self.counted else None
+        """Our figure over all seeds, including diverged ones."""
+        values = list(self.values_with_diverged.values())
+        return self.measure.combine_seeds(values) if values else None
 
     @property
     def theirs(self) -> float | None:
-        """The paper's figure, a target never reached counted as `NEVER`; None where it prints none."""
+        """The paper's figure; `NEVER` for a target that was not reached, None if the paper prints none."""
         if self.paper is None:
             return None
         return NEVER if self.paper.mean is None else self.paper.mean
 
     @property
     def difference(self) -> float | None:
-        """Ours minus theirs, where both are numbers."""
+        """Ours minus theirs, if both are finite numbers."""
         if self.ours is None or self.theirs is None or not (math.isfinite(self.ours) and math.isfinite(self.theirs)):
             return None
         return self.ours - self.theirs
@@ -51,34 +52,34 @@ class MeasureComparison:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One row of a column."""
+    """One method in one column."""
 
-    row: str
+    name: str
     label: str
-    entries: Mapping[str, MeasureComparison]  # by measure
-    note: str | None = None  # why there are no figures, or not all
+    measures: Mapping[str, MeasureComparison]  # by name of the measure
+    note: str | None = None  # why some or all values are missing
     cells: Cells = field(default_factory=Cells)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How much better one method is than another, here and in the paper; `slight`: within the paper's own spread."""
+    """How much better one method is than another, here and in the paper."""
 
     ours: float | None
     theirs: float | None
-    slight: bool = False
+    within_paper_spread: bool = False
 
     @property
     def agree(self) -> bool | None:
-        """Whether the signs are the same; None where there is nothing to compare, or the paper has no clear sign."""
-        if self.ours is None or self.theirs is None or not self.theirs or self.slight:
+        """Whether the signs are the same; None if a figure is missing or the paper's gap is 0 or within its spread."""
+        if self.ours is None or self.theirs is None or not self.theirs or self.within_paper_spread:
             return None
         return self.ours * self.theirs > 0
 
 
 @dataclass(frozen=True)
 class Order:
-    """How far the order of methods is the paper's: pairs it tells apart, how many are so here, and who is best."""
+    """Agreement with the paper's order of methods: pairs with a clear order there, agreeing pairs, best methods."""
 
     pairs: int
     agreeing: int
@@ -88,64 +89,64 @@ class Order:
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """One column of a table, ours beside the paper's."""
+    """One column of a table, ours compared with the paper's."""
 
     column: str
     label: str
-    first: MethodRow  # what gaps are taken to
-    lines: Sequence[MethodRow]
+    baseline: MethodRow
+    rows: Sequence[MethodRow]
     measures: Sequence[str]
     target: float | None = None
-    missing: str | None = None  # how to get its data
+    missing: str | None = None  # how to get the data, if it is not available
 
     @property
-    def ran(self) -> bool:
-        """Whether there is any figure of ours."""
-        return any(entry.ours is not None for line in self.lines for entry in line.entries.values())
+    def has_results(self) -> bool:
+        """Whether there is any result of ours."""
+        return any(comparison.ours is not None for row in self.rows for comparison in row.measures.values())
 
     def gaps(self, measure: str) -> dict[str, Gap]:
-        """Compare every method but the first with the first one, by row."""
-        first = self.first.entries[measure]
-        return {line.row: gap(line.entries[measure], first) for line in self.lines if line.row != self.first.row}
+        """Return the gap of every other method to the baseline, by row name."""
+        baseline = self.baseline.measures[measure]
+        return {row.name: gap(row.measures[measure], baseline) for row in self.rows if row.name != self.baseline.name}
 
     def order(self, measure: str) -> Order:
-        """Compare the order of the methods that both have figures for, but for pairs within the paper's spread."""
-        known = {
-            line.label: entry
-            for line in self.lines
-            if (entry := line.entries[measure]).ours is not None and entry.theirs is not None
+        """Compare the order of the methods with figures here and in the paper, without pairs within its spread."""
+        both = {
+            row.label: comparison
+            for row in self.rows
+            if (comparison := row.measures[measure]).ours is not None and comparison.theirs is not None
         }
-        signs = [gap(known[a], known[b]).agree for a, b in itertools.combinations(known, 2)]
-        apart = [sign for sign in signs if sign is not None]
-        better = MEASURES[measure].better
-        here = _best({label: entry.ours for label, entry in known.items()}, better)
-        there = _best({label: entry.theirs for label, entry in known.items()}, better)
-        return Order(len(apart), sum(apart), here, there)
+        signs = [gap(both[a], both[b]).agree for a, b in itertools.combinations(both, 2)]
+        clear = [sign for sign in signs if sign is not None]
+        improvement = MEASURES[measure].improvement
+        here = _best({label: comparison.ours for label, comparison in both.items()}, improvement)
+        there = _best({label: comparison.theirs for label, comparison in both.items()}, improvement)
+        return Order(len(clear), sum(clear), here, there)
 
 
 def gap(one: MeasureComparison, other: MeasureComparison) -> Gap:
-    """Compare two methods, over the seeds that both have."""
+    """Return how much better `one` is than `other`, over the seeds that both have."""
     measure, theirs = one.measure, None
     if one.theirs is not None and other.theirs is not None and not one.theirs == other.theirs == NEVER:
-        theirs = measure.better(one.theirs, other.theirs)
-    seeds = sorted(one.counted.keys() & other.counted.keys())
+        theirs = measure.improvement(one.theirs, other.theirs)
+    seeds = sorted(one.values_with_diverged.keys() & other.values_with_diverged.keys())
     ours = None
     if seeds:
-        mine, others = (measure.sum_up([entry.counted[s] for s in seeds]) for entry in (one, other))
-        ours = measure.better(mine, others)
-    spreads = [entry.paper.spread for entry in (one, other) if entry.paper and entry.paper.spread is not None]
+        first, second = (measure.combine_seeds([c.values_with_diverged[s] for s in seeds]) for c in (one, other))
+        ours = measure.improvement(first, second)
+    spreads = [c.paper.spread for c in (one, other) if c.paper and c.paper.spread is not None]
     return Gap(ours, theirs, bool(spreads) and theirs is not None and abs(theirs) <= max(spreads))
 
 
-def sheets(job: Job, results: Results) -> list[ColumnComparison]:
-    """Lay out the columns of a table."""
+def compare_columns(job: Job, results: Results) -> list[ColumnComparison]:
+    """Compare the results of every selected column with the paper's."""
     table = job.table
     return [
         ColumnComparison(
             column,
-            ("digits in the place of " if job.quick else "") + table.columns[column].label,
-            _line(job, results, column, table.baseline),
-            [_line(job, results, column, row) for row in job.rows],
+            ("digits instead of " if job.quick else "") + table.columns[column].label,
+            _compare_row(job, results, column, table.baseline),
+            [_compare_row(job, results, column, row) for row in job.rows],
             table.measures,
             table.target(column, job.quick),
             results.missing.get(column),
@@ -154,112 +155,116 @@ def sheets(job: Job, results: Results) -> list[ColumnComparison]:
     ]
 
 
-def sentences(sheet: ColumnComparison) -> list[str]:
-    """Say what agrees with the paper, measure by measure."""
-    said = []
-    labels = {line.row: line.label for line in sheet.lines}
-    for name in sheet.measures:
-        order, gaps = sheet.order(name), sheet.gaps(name)
-        signs = {labels[row]: g for row, g in gaps.items() if g.agree is not None}
+def sentences(column: ColumnComparison) -> list[str]:
+    """Summarise the agreement with the paper, one text per measure."""
+    texts = []
+    labels = {row.name: row.label for row in column.rows}
+    for name in column.measures:
+        order, gaps = column.order(name), column.gaps(name)
         if not order.pairs:
             continue
         here, there = join_names(order.best_here), join_names(order.best_there)
-        text = f"{MEASURES[name].head}: best here {here}, in the paper {there}."
+        text = f"{MEASURES[name].head}: best method here {here}, in the paper {there}."
+        signs = {labels[row]: gap for row, gap in gaps.items() if gap.agree is not None}
         if signs:
-            agreeing = sum(bool(g.agree) for g in signs.values())
-            text += f" Gaps to {sheet.first.label}: {agreeing} of {len(signs)} have the paper's sign"
-            unlike = [
-                f"{label} (here {_far(g.ours, name)}, there {_far(g.theirs, name)})"
-                for label, g in signs.items()
-                if not g.agree
+            agreeing = sum(bool(gap.agree) for gap in signs.values())
+            text += f" {agreeing} of {len(signs)} gaps to {column.baseline.label} have the same sign as in the paper."
+            different = [
+                f"{label} (here {_format_gap(gap.ours, name)}, paper {_format_gap(gap.theirs, name)})"
+                for label, gap in signs.items()
+                if not gap.agree
             ]
-            text += f"; not so {join_names(unlike)}." if unlike else "."
-        slight = [labels[row] for row, g in gaps.items() if g.slight and g.ours is not None]
-        if slight:
-            text += f" Within the paper's spread, and not counted: {join_names(slight)}."
-        text += f" Order: {order.agreeing} of {order.pairs} pairs as in the paper."
-        said.append(text)
-    return said
+            text += f" Different sign: {join_names(different)}." if different else ""
+        ignored = [labels[row] for row, gap in gaps.items() if gap.within_paper_spread and gap.ours is not None]
+        if ignored:
+            text += f" Within the paper's spread, not counted: {join_names(ignored)}."
+        text += f" {order.agreeing} of {order.pairs} pairs of methods are in the paper's order."
+        texts.append(text)
+    return texts
 
 
-def as_data(sheet: ColumnComparison) -> dict[str, Any]:
-    """Return a column as plain data; "never" is a target that was not reached."""
+def as_data(column: ColumnComparison) -> dict[str, Any]:
+    """Return a column as JSON data; "never" is a target that was not reached."""
     rows = []
-    for line in sheet.lines:
+    for row in column.rows:
         measures = {}
-        for name, entry in line.entries.items():
-            values = list(entry.values.values())
-            found = sheet.gaps(name).get(line.row, Gap(None, None))
+        for name, comparison in row.measures.items():
+            values = list(comparison.values.values())
+            to_baseline = column.gaps(name).get(row.name, Gap(None, None))
+            without_figure = comparison.diverged and not comparison.measure.counts_rounds
             measures[name] = {
-                "values": {str(seed): _plain(value) for seed, value in entry.values.items()},
-                "ours": None if entry.diverged and not entry.measure.rounds else _plain(entry.ours),
+                "values": {str(seed): _json_number(value) for seed, value in comparison.values.items()},
+                "ours": None if without_figure else _json_number(comparison.ours),
                 "spread": statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None,
-                "paper": _plain(entry.theirs),
-                "paper_spread": entry.paper.spread if entry.paper else None,
-                "difference": entry.difference,
-                "better_by": _plain(found.ours, "far better", "far worse"),
-                "paper_better_by": _plain(found.theirs, "far better", "far worse"),
-                "same_sign": found.agree,
+                "paper": _json_number(comparison.theirs),
+                "paper_spread": comparison.paper.spread if comparison.paper else None,
+                "difference": comparison.difference,
+                "better_by": _json_number(to_baseline.ours, "far better", "far worse"),
+                "paper_better_by": _json_number(to_baseline.theirs, "far better", "far worse"),
+                "same_sign": to_baseline.agree,
             }
-        why = {"note": line.note, "diverged": line.cells.diverged, "failed": line.cells.failed}
-        rows.append({"row": line.row, "label": line.label, **why, "measures": measures})
-    order = {name: vars(sheet.order(name)) for name in sheet.measures}
-    about = {"column": sheet.column, "label": sheet.label, "target": sheet.target, "missing": sheet.missing}
-    return {**about, "rows": rows, "order": order, "found": sentences(sheet)}
+        status = {"note": row.note, "diverged": row.cells.diverged, "failed": row.cells.failed}
+        rows.append({"row": row.name, "label": row.label, **status, "measures": measures})
+    order = {name: vars(column.order(name)) for name in column.measures}
+    about = {"column": column.column, "label": column.label, "target": column.target, "missing": column.missing}
+    return {**about, "rows": rows, "order": order, "found": sentences(column)}
 
 
-def _line(job: Job, results: Results, column: str, row: str) -> MethodRow:
+def _compare_row(job: Job, results: Results, column: str, row: str) -> MethodRow:
     cells, table = results.cells[column, row], job.table
-    first = results.cells[column, table.baseline].histories
-    entries = {}
+    baseline = results.cells[column, table.baseline].histories
+    comparisons = {}
     for name in table.measures:
         measure = MEASURES[name]
-        taken = {
-            seed: measure.take(history, first.get(seed), table.target(column, job.quick))
+        computed = {
+            seed: measure.from_history(history, baseline.get(seed), table.target(column, job.quick))
             for seed, history in sorted(cells.histories.items())
         }
-        values = {seed: value for seed, value in taken.items() if value is not None and not math.isnan(value)}
-        entries[name] = MeasureComparison(
+        values = {seed: value for seed, value in computed.items() if value is not None and not math.isnan(value)}
+        comparisons[name] = MeasureComparison(
             measure, values, frozenset(cells.diverged), table.columns[column].paper.get(row, {}).get(name)
         )
-    return MethodRow(row, table.rows[row].label, entries, _note(cells, job.seeds), cells)
+    return MethodRow(row, table.rows[row].label, comparisons, _note(cells, job.seeds), cells)
 
 
 def _note(cells: Cells, seeds: int) -> str | None:
-    """Say in a few words why a row's figures are not all there."""
-    said = []
+    """Return why some or all values of a row are missing, None if they are complete."""
+    reasons = []
     if cells.diverged:
-        said.append("diverged" if not cells.histories else f"{len(cells.diverged)} of {seeds} diverged")
-    said += [f"seed {seed}: {reason}" for seed, reason in cells.failed.items()]
+        reasons.append("diverged" if not cells.histories else f"{len(cells.diverged)} of {seeds} diverged")
+    reasons += [f"seed {seed}: {reason}" for seed, reason in cells.failed.items()]
     over = cells.histories.keys() | cells.diverged.keys() | cells.failed.keys()
-    begun = [f"seed {seed}: {how_far}" for seed, how_far in cells.begun.items() if seed not in over]
-    said += begun
+    unfinished = [f"seed {seed}: {progress}" for seed, progress in cells.unfinished.items() if seed not in over]
+    reasons += unfinished
     ended = len(cells.histories) + len(cells.diverged)
     waiting = seeds - ended - len(cells.failed)
-    if waiting == seeds and (cells.why_not or not begun):
-        said.append(cells.why_not or "not run yet")
+    if waiting == seeds and (cells.not_run_reason or not unfinished):
+        reasons.append(cells.not_run_reason or "not run yet")
     elif waiting and ended:
-        said.append(f"{ended} of {seeds} seeds run")
-    return "; ".join(said) or None
+        reasons.append(f"{ended} of {seeds} seeds run")
+    return "; ".join(reasons) or None
 
 
-def _best(values: Mapping[str, float | None], better: Callable[[float, float], float]) -> tuple[str, ...]:
+def _best(values: Mapping[str, float | None], improvement: Callable[[float, float], float]) -> tuple[str, ...]:
+    """Return the methods that no other method improves on."""
     known = {name: value for name, value in values.items() if value is not None}
-    return tuple(name for name, mine in known.items() if not any(better(other, mine) > 0 for other in known.values()))
+    return tuple(
+        name for name, value in known.items() if not any(improvement(other, value) > 0 for other in known.values())
+    )
 
 
-def _far(value: float | None, measure: str) -> str:
-    """Write how much better something is, in words where one of the two never got there, or diverged."""
+def _format_gap(value: float | None, measure: str) -> str:
+    """Format a gap; an infinite one (a target never reached, a diverged run) as "far better" or "far worse"."""
     assert value is not None
     if math.isinf(value):
         return "far better" if value > 0 else "far worse"
-    return signed(value, MEASURES[measure].digits)
+    return format_signed(value, MEASURES[measure].digits)
 
 
-def signed(value: float, digits: int) -> str:
-    """Write a number with its sign; one that rounds to zero has none but +. A median of rounds keeps its half.
+def format_signed(value: float, digits: int) -> str:
+    """Format a number with its sign; zero after rounding is +0. A median of rounds keeps its half.
 
-    >>> signed(-0.004, 2), signed(1.5, 0), signed(2, 0)
+    >>> format_signed(-0.004, 2), format_signed(1.5, 0), format_signed(2, 0)
     ('+0.00', '+1.5', '+2')
     """
     if digits == 0 and value % 1 == 0.5:
@@ -267,8 +272,8 @@ def signed(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
-def _plain(value: float | None, high: str = "never", low: str = "never") -> float | str | None:
-    """Write what JSON has no number for as a word."""
+def _json_number(value: float | None, high: str = "never", low: str = "never") -> float | str | None:
+    """Return a value for JSON: an infinity, which JSON lacks, becomes `high` or `low`."""
     if value is None or math.isfinite(value):
         return value
     return high if value > 0 else low

@@ -1,4 +1,4 @@
-"""The runs behind a table: which there are, which are done, and how the rest is run."""
+"""The runs of a table: loading those that exist and running the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedkeep.runs.history import History
 
 @dataclass(frozen=True)
 class Cell:
-    """One method in one column with one seed: an experiment and the folder of its run."""
+    """One run: one method in one column with one seed."""
 
     column: str
     row: str
@@ -27,37 +27,37 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The folder, below the table's."""
+        """The run's folder, relative to the table's."""
         return f"{self.column}/{self.row}-seed-{self.seed}"
 
 
 @dataclass
 class Cells:
-    """One method in one column: its runs by seed, and why there are none where there are none."""
+    """One method in one column: the state of its runs by seed. In `diverged` and `failed` are the messages."""
 
-    histories: dict[int, History] = field(default_factory=dict)
+    histories: dict[int, History] = field(default_factory=dict)  # of finished runs
     diverged: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    begun: dict[int, str] = field(default_factory=dict)  # how far, of runs that were interrupted
-    why_not: str | None = None
+    unfinished: dict[int, str] = field(default_factory=dict)  # the progress of interrupted runs
+    not_run_reason: str | None = None
 
 
 @dataclass
 class Results:
-    """What is known of a table: the cells by column and row, and which data sets are not at hand."""
+    """The results of a table: cells by column and row, and data sets that are not available."""
 
     cells: dict[tuple[str, str], Cells]
     missing: dict[str, str] = field(default_factory=dict)  # column -> how to get its data
 
     @property
     def failed(self) -> bool:
-        """Whether some run neither ended nor diverged."""
+        """Whether any run failed. A run that diverged did not fail."""
         return any(cells.failed for cells in self.cells.values())
 
 
 @dataclass(frozen=True)
 class Job:
-    """A table, or a part of one, to be run: which columns and rows, how often, and into which folder."""
+    """A table or a part of it to be run: columns, rows, number of seeds, and the folder of the runs."""
 
     table: Table
     columns: Sequence[str]
@@ -68,26 +68,26 @@ class Job:
     overrides: Sequence[str] = ()
 
     def overrides_of(self, row: str) -> list[str]:
-        """Return what is overridden in a row: hyperparameters are meant for the rows that were asked for."""
-        asked = row in self.rows
-        return [text for text in self.overrides if asked or not text.strip().startswith("method.")]
+        """Return the overrides of a row. Hyperparameters (method.*) apply only to the selected rows."""
+        selected = row in self.rows
+        return [text for text in self.overrides if selected or not text.strip().startswith("method.")]
 
     def folder(self, row: str) -> Path:
-        """Say where a row's runs are; other settings than the table's have a folder of their own."""
+        """Return the folder of a row's runs. Runs with overrides have a separate folder."""
         paper, _, table = self.table.name.rpartition("/")
         return self.runs / paper / folder_name(table + ("-quick" if self.quick else ""), self.overrides_of(row))
 
     def path(self, cell: Cell) -> Path:
-        """Say where a run is."""
+        """Return the folder of a run."""
         return self.folder(cell.row) / cell.label
 
-    def seeds_found(self) -> int:
-        """Count the seeds that there are runs of."""
-        found = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
-        return 1 + max((int(name.rpartition("-")[2]) for name in found if name[-1].isdigit()), default=-1)
+    def seeds_on_disk(self) -> int:
+        """Return 1 + the highest seed of the existing runs, 0 if there are none."""
+        names = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
+        return 1 + max((int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()), default=-1)
 
     def cells(self, rows: Sequence[str]) -> list[Cell]:
-        """List runs, seed by seed within a column, so that an interrupted table has all its rows."""
+        """List the runs, seed by seed in each column, so that an interrupted table has all rows for the first seeds."""
         return [
             Cell(column, row, seed, self.table.experiment(column, row, seed, self.quick, self.overrides_of(row)))
             for column in self.columns
@@ -96,53 +96,54 @@ class Job:
             if self.table.rows[row].absent is None
         ]
 
-    def look(self) -> tuple[Results, list[Cell]]:
-        """Read what is there, also of the method the others are compared with, and say what is to be run."""
+    def load_existing(self) -> tuple[Results, list[Cell]]:
+        """Load the existing runs, those of the baseline too, and return the results and the cells still to be run."""
         table = self.table
         rows = list(dict.fromkeys([table.baseline, *self.rows]))
-        found = Results({(c, r): Cells(why_not=table.rows[r].absent) for c in self.columns for r in rows})
+        results = Results({(c, r): Cells(not_run_reason=table.rows[r].absent) for c in self.columns for r in rows})
         todo: list[Cell] = []
         for cell in self.cells(rows):
+            cells = results.cells[cell.column, cell.row]
             try:
-                if self._read(cell, found):
+                if self._load(cell, cells):
                     continue
-            except FedkeepError as error:  # a damaged run, or one of another experiment: the others go on
-                found.cells[cell.column, cell.row].failed[cell.seed] = str(error)
+            except FedkeepError as error:  # a damaged run or a different experiment: continue with the others
+                cells.failed[cell.seed] = str(error)
                 continue
-            absent = named.how_to_get(cell.experiment.data["source"], cell.experiment.data.get("root"))
-            if absent is not None:
-                found.missing[cell.column] = absent
-                found.cells[cell.column, cell.row].why_not = "data not at hand"
+            instructions = named.how_to_get(cell.experiment.data["source"], cell.experiment.data.get("root"))
+            if instructions is not None:
+                results.missing[cell.column] = instructions
+                cells.not_run_reason = "data not available"
             elif cell.row in self.rows:
                 todo.append(cell)
         agreed = distributed.current_ranks().on_rank0(lambda: [cell.label for cell in todo])
-        return found, [cell for cell in todo if cell.label in agreed]
+        return results, [cell for cell in todo if cell.label in agreed]
 
-    def _read(self, cell: Cell, found: Results) -> bool:
-        """Take a run that has come to its end, or had diverged, into the results."""
-        path, into = self.path(cell), found.cells[cell.column, cell.row]
+    def _load(self, cell: Cell, cells: Cells) -> bool:
+        """Add an existing run to its cells, and return whether it is finished or diverged."""
+        path = self.path(cell)
         history = existing_run(cell.experiment, path)
         if history is None:
             return False
         if history.finished:
-            into.histories[cell.seed] = history
+            cells.histories[cell.seed] = history
         elif history.diverged:
-            into.diverged[cell.seed] = history.diverged  # it would diverge again
+            cells.diverged[cell.seed] = history.diverged  # it would diverge again
         elif history.records:
-            into.begun[cell.seed] = f"{history.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
+            cells.unfinished[cell.seed] = f"{history.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
         return history.finished or history.diverged is not None
 
-    def run(self, found: Results, todo: Iterable[Cell], jobs: int, progress: Progress) -> None:
-        """Run what is still to be made, and add it to the results; a run that fails does not stop the others."""
-        cells = {cell.label: cell for cell in todo}
-        experiments = {label: cell.experiment for label, cell in cells.items()}
-        folder = self.folder(self.rows[0])  # of all rows that are run
+    def run(self, results: Results, todo: Iterable[Cell], jobs: int, progress: Progress) -> None:
+        """Run cells and add them to the results. A failed run does not stop the others."""
+        by_label = {cell.label: cell for cell in todo}
+        experiments = {label: cell.experiment for label, cell in by_label.items()}
+        folder = self.folder(self.rows[0])  # the same for all selected rows
         for label, outcome in run_all(experiments, folder, jobs, progress):
-            cell = cells[label]
-            into = found.cells[cell.column, cell.row]
+            cell = by_label[label]
+            cells = results.cells[cell.column, cell.row]
             if isinstance(outcome, Diverged):
-                into.diverged[cell.seed] = str(outcome)
+                cells.diverged[cell.seed] = str(outcome)
             elif isinstance(outcome, FedkeepError):
-                into.failed[cell.seed] = str(outcome)
+                cells.failed[cell.seed] = str(outcome)
             else:
-                into.histories[cell.seed] = outcome
+                cells.histories[cell.seed] = outcome

@@ -1,4 +1,4 @@
-"""What a table prints of a run: accuracies, forgetting, rounds to a target."""
+"""Measures that papers' tables report: accuracies, forgetting, rounds to a target."""
 
 from __future__ import annotations
 
@@ -11,56 +11,57 @@ from fedkeep.forgetting import rounds_to, rounds_to_fractions
 from fedkeep.runs.history import History
 
 NEVER = math.inf  # rounds to a target that was not reached
+FromHistory = Callable[[History, History | None, float | None], float | None]  # run, baseline's run, target -> value
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure: its name in a table's head, which way is better, and how it is taken from a run.
+    """One measure: its column heading, whether higher is better, and how it is computed from a run.
 
-    `take` sees the run, the run of the table's first method (FedAvg) with the same seed, and the column's target
-    accuracy; it gives None where something it needs is not there.
+    `from_history` gets the run, the baseline's run (FedAvg) with the same seed, and the column's target accuracy. It
+    returns None if something it needs is missing.
     """
 
     head: str
-    higher: bool
-    take: Callable[[History, History | None, float | None], float | None]
+    higher_is_better: bool
+    from_history: FromHistory
     digits: int = 2
-    of_target: bool = False
-    rounds: bool = False  # whole rounds: the median is taken, and `NEVER` may be among them
+    needs_target: bool = False
+    counts_rounds: bool = False  # seeds are combined by the median, and a value may be `NEVER`
 
     @property
     def worst(self) -> float:
-        """What a run that diverged counts as."""
-        return -math.inf if self.higher else math.inf
+        """The value of a run that diverged."""
+        return -math.inf if self.higher_is_better else math.inf
 
-    def sum_up(self, values: Sequence[float]) -> float:
-        """Make one number of those of several seeds."""
-        return statistics.median(values) if self.rounds else statistics.fmean(values)
+    def combine_seeds(self, values: Sequence[float]) -> float:
+        """Return one number for the values of several seeds: the median of rounds, else the mean."""
+        return statistics.median(values) if self.counts_rounds else statistics.fmean(values)
 
-    def better(self, one: float, other: float) -> float:
-        """Say by how much one is better than the other: above 0, below 0, or 0; also where one is `NEVER`."""
+    def improvement(self, one: float, other: float) -> float:
+        """Return by how much `one` is better than `other`; negative if it is worse. Either may be infinite."""
         if one == other:
             return 0.0
-        return one - other if self.higher else other - one
+        return one - other if self.higher_is_better else other - one
 
 
-def _summary(key: str, scale: float) -> Callable[[History, History | None, float | None], float | None]:
-    return lambda history, first, target: scale * history.summary()[key]
+def _from_summary(key: str, scale: float) -> FromHistory:
+    return lambda history, baseline, target: scale * history.summary()[key]
 
 
-def _share_of_target(share: float) -> Callable[[History, History | None, float | None], float | None]:
-    def take(history: History, first: History | None, target: float | None) -> float | None:
+def _rounds_to_share_of_target(share: float) -> FromHistory:
+    def from_history(history: History, baseline: History | None, target: float | None) -> float | None:
         if target is None:
             return None
         return _or_never(rounds_to_fractions(history.accuracy, target, (share,), history.rounds)[share])
 
-    return take
+    return from_history
 
 
-def _to_first(history: History, first: History | None, target: float | None) -> float | None:
-    if first is None:
+def _rounds_to_baseline(history: History, baseline: History | None, target: float | None) -> float | None:
+    if baseline is None:
         return None
-    return _or_never(rounds_to(history.accuracy, float(first.accuracy[-1]), history.rounds))
+    return _or_never(rounds_to(history.accuracy, float(baseline.accuracy[-1]), history.rounds))
 
 
 def _or_never(rounds: int | None) -> float:
@@ -68,12 +69,12 @@ def _or_never(rounds: int | None) -> float:
 
 
 MEASURES = {
-    "final": Measure("final %", True, _summary("final", 100)),
-    "best": Measure("best %", True, _summary("best", 100)),
-    "smoothed": Measure("smoothed %", True, _summary("smoothed", 100)),
-    "forgetting": Measure("forgetting", False, _summary("forgetting", 1)),
-    "rounds_to_fedavg": Measure("rounds to FedAvg's", False, _to_first, digits=0, rounds=True),
-    "rounds_to_50": Measure("rounds to 0.5 A", False, _share_of_target(0.5), 0, True, True),
-    "rounds_to_75": Measure("rounds to 0.75 A", False, _share_of_target(0.75), 0, True, True),
-    "rounds_to_95": Measure("rounds to 0.95 A", False, _share_of_target(0.95), 0, True, True),
+    "final": Measure("final %", True, _from_summary("final", 100)),
+    "best": Measure("best %", True, _from_summary("best", 100)),
+    "smoothed": Measure("smoothed %", True, _from_summary("smoothed", 100)),
+    "forgetting": Measure("forgetting", False, _from_summary("forgetting", 1)),
+    "rounds_to_fedavg": Measure("rounds to FedAvg's", False, _rounds_to_baseline, digits=0, counts_rounds=True),
+    "rounds_to_50": Measure("rounds to 0.5 A", False, _rounds_to_share_of_target(0.5), 0, True, True),
+    "rounds_to_75": Measure("rounds to 0.75 A", False, _rounds_to_share_of_target(0.75), 0, True, True),
+    "rounds_to_95": Measure("rounds to 0.95 A", False, _rounds_to_share_of_target(0.95), 0, True, True),
 }

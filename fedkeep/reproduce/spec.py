@@ -1,12 +1,12 @@
-"""A paper's table as a specification: its settings, rows, columns and own figures, from a file in `experiments/`.
+"""Specification of a paper's table: settings, rows, columns and printed figures, read from a TOML file in `tables/`.
 
-setting         what all cells share: an experiment without its method
-columns.NAME    what a column changes in it, and `paper`: the figures printed there, by row and measure
-rows.NAME       a method, or why there is none yet, and what it changes
+setting         the experiment that all cells share, without its method
+columns.NAME    changes for one column, and `paper`: the printed figures, by row and measure
+rows.NAME       a method, or why it is not available, and the changes for its row
 columns.NAME.rows.ROW, quick, quick.rows.ROW
-                what one cell changes, and what `--quick` does to every cell
+                changes for one cell, and what `--quick` changes in every cell
 
-A cell is all of these merged, in this order: setting, column, quick, row, the column's row, quick's row.
+A cell's experiment merges these in this order: setting, column, quick, row, the column's row, quick's row.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedkeep._util.text import did_you_mean
-from fedkeep._util.validate import first_error
+from fedkeep._util.validate import first_error, require_choice
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
@@ -33,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Change(_Strict):
-    """What is changed in an experiment."""
+    """Changes to an experiment."""
 
     model: str | dict[str, Any] | None = None
     data: str | dict[str, Any] | None = None
@@ -41,51 +40,56 @@ class Change(_Strict):
     train: dict[str, Any] = Field(default_factory=dict)
 
     def changes(self) -> dict[str, Any]:
-        """Return what is said, as tables of an experiment."""
-        said = self.model_dump(include={"method", "model", "data", "split", "train"})
-        return {key: value for key, value in said.items() if value}
+        """Return the changes as a nested dict with the keys of an experiment file."""
+        changes = self.model_dump(include={"method", "model", "data", "split", "train"})
+        return {key: value for key, value in changes.items() if value}
 
 
 class CellChange(Change):
-    """What is changed in one row's experiment; its method's hyperparameters too."""
+    """Changes to the experiment of one row, including the method and its hyperparameters."""
 
     method: str | dict[str, Any] | None = None
 
 
 class Row(CellChange):
-    """One method of a table, in the setting it is run in; or, in `absent`, why it cannot be run."""
+    """One method of a table with its changes to the setting; or, in `absent`, why it cannot be run."""
 
     label: str
     absent: str | None = None
 
     @model_validator(mode="after")
-    def _there_or_not(self) -> Row:
+    def _method_or_absent(self) -> Row:
         if (self.method is None) == (self.absent is None):
-            raise ConfigError(f"row {self.label!r} has a method, or says in `absent` why it has none")
+            raise ConfigError(
+                f"row {self.label!r} must have either `method` or `absent` (the reason why it has no method)",
+                key="method",
+                value=self.label,
+                valid=("method", "absent"),
+            )
         return self
 
 
 class Figure(_Strict):
-    """A figure as printed: mean and, where the paper gives one, spread; None: a target never reached."""
+    """A printed figure: the mean (None: a target that was never reached) and, if the paper gives it, the spread."""
 
     mean: float | None
     spread: float | None = None
 
 
-def _figure(given: Any) -> Any:
-    """Read 40.14, [40.14, 1.15] (mean and spread), or "never", a paper's dash for a target that was not reached."""
-    if given == "never":
+def _parse_figure(value: Any) -> Any:
+    """Parse 40.14, [40.14, 1.15] (mean and spread), or "never" (a paper's dash: the target was not reached)."""
+    if value == "never":
         return {"mean": None}
-    if isinstance(given, list) and len(given) == 2:
-        return {"mean": given[0], "spread": given[1]}
-    return {"mean": given} if isinstance(given, int | float) else given
+    if isinstance(value, list) and len(value) == 2:
+        return {"mean": value[0], "spread": value[1]}
+    return {"mean": value} if isinstance(value, int | float) else value
 
 
-Printed = Annotated[Figure, BeforeValidator(_figure)]
+Printed = Annotated[Figure, BeforeValidator(_parse_figure)]
 
 
 class ColumnChange(Change):
-    """What is changed in all cells of a column, and in some; `target` is the accuracy that rounds are counted to."""
+    """Changes to all cells of a column, and to single ones; `target` is the accuracy for measures that count rounds."""
 
     target: float | None = Field(default=None, gt=0, le=1)
     rows: dict[str, CellChange] = Field(default_factory=dict)
@@ -99,7 +103,7 @@ class Column(ColumnChange):
 
 
 class Quick(ColumnChange):
-    """What `--quick` changes in its one column: small enough for a minute on a CPU."""
+    """Changes that `--quick` makes to its one column, so that it takes about a minute on a CPU."""
 
     column: str
 
@@ -119,64 +123,66 @@ class Table(_Strict):
     name: str = ""
 
     @model_validator(mode="after")
-    def _names_meet(self) -> Table:
-        """Refuse figures and changes for rows, columns and measures that there are not."""
+    def _require_known_names(self) -> Table:
+        """Raise an error for changes or figures of an unknown row, column or measure, or for a missing target."""
         for measure in self.measures:
-            _one_of("measure", measure, MEASURES)
-        _one_of("column", self.quick.column, self.columns)
-        changes: dict[str, ColumnChange] = {**self.columns, "quick": self.quick}
+            require_choice("measures", measure, list(MEASURES), what="measure", error=ConfigError)
+        require_choice("quick.column", self.quick.column, list(self.columns), what="column", error=ConfigError)
+        changes: dict[str, ColumnChange] = {f"columns.{name}": column for name, column in self.columns.items()}
+        changes["quick"] = self.quick
         for name, change in changes.items():
             for row in change.rows:
-                _one_of(f"row of {name}", row, self.rows)
-            if change.target is None and any(MEASURES[measure].of_target for measure in self.measures):
-                raise ConfigError(f"{name} has no target, which {self.measures[0]} needs")
+                _require_row(f"{name}.rows", row, self.rows)
+            need_target = [measure for measure in self.measures if MEASURES[measure].needs_target]
+            if change.target is None and need_target:
+                raise ConfigError(f"{name}.target is missing; {need_target[0]} needs it", key=f"{name}.target")
         for name, column in self.columns.items():
             for row, figures in column.paper.items():
-                _one_of(f"row of {name}", row, self.rows)
+                _require_row(f"columns.{name}.paper", row, self.rows)
                 for measure in figures:
-                    _one_of(f"measure of {name}, {row}", measure, self.measures)
+                    key = f"columns.{name}.paper.{row}"
+                    require_choice(key, measure, self.measures, what=f"measure in {key}:", error=ConfigError)
         return self
 
     @property
     def baseline(self) -> str:
-        """The row that gaps are taken to."""
+        """The first row: the method that the others are compared with."""
         return next(iter(self.rows))
 
     def target(self, column: str, quick: bool) -> float | None:
-        """Return the accuracy that rounds are counted to."""
+        """Return the target accuracy of a column."""
         return self.quick.target if quick else self.columns[column].target
 
     def experiment(
         self, column: str, row: str, seed: int, quick: bool = False, overrides: Iterable[str] = ()
     ) -> Experiment:
-        """Return one cell's experiment, said in full."""
-        at = self.columns[column]
-        steps: list[Change | None] = [self.setting, at, self.quick if quick else None, self.rows[row]]
-        steps += [at.rows.get(row), self.quick.rows.get(row) if quick else None]
-        given: dict[str, Any] = {"seed": seed}
-        for step in steps:
-            given = merge(given, step.changes() if step else {})
+        """Return the complete experiment of one cell."""
+        about = self.columns[column]
+        layers: list[Change | None] = [self.setting, about, self.quick if quick else None, self.rows[row]]
+        layers += [about.rows.get(row), self.quick.rows.get(row) if quick else None]
+        experiment: dict[str, Any] = {"seed": seed}
+        for layer in layers:
+            experiment = merge(experiment, layer.changes() if layer else {})
         try:
-            return Experiment.from_dict(override(given, overrides))
+            return Experiment.from_dict(override(experiment, overrides))
         except FedkeepError as error:
-            raise ConfigError(f"{self.name}, {column}, {row}: {error}") from error
+            raise _with_prefix(f"{self.name}, {column}, {row}", error) from error
 
-    def chosen(self, columns: Iterable[str] | None, rows: Iterable[str] | None) -> tuple[list[str], list[str]]:
-        """Check names of columns and rows against what there is; None: all of them."""
-        return _chosen("column", columns, self.columns), _chosen("method", rows, self.rows)
+    def select(self, columns: Iterable[str] | None, rows: Iterable[str] | None) -> tuple[list[str], list[str]]:
+        """Return the named columns and rows in the table's order, or all for None; raise if a name is unknown."""
+        return _select("column", "column", columns, self.columns), _select("methods", "method", rows, self.rows)
 
 
 def names() -> list[str]:
-    """List the tables that come with fedkeep: paper/table-n."""
+    """Return the names of the tables that come with fedkeep, such as fedntd/table-1."""
     return sorted(f"{path.parent.name}/{path.stem}" for path in TABLES.glob("*/*.toml"))
 
 
 def load(name: str) -> Table:
-    """Read a table's specification by its name, such as fedntd/table-1, or from a file of one's own."""
+    """Read a table by its name, such as fedntd/table-1, or from a TOML file."""
     if name.endswith(".toml") and Path(name).is_file():
         return read(Path(name), f"{Path(name).resolve().parent.name}/{Path(name).stem}")
-    if name.lower() not in names():
-        raise ConfigError(f"there is no table {name!r}: {did_you_mean(name, names())}")
+    require_choice("table", name.lower(), names(), error=ConfigError)
     return read(TABLES / f"{name.lower()}.toml", name.lower())
 
 
@@ -185,23 +191,26 @@ def read(path: Path, name: str) -> Table:
     try:
         return Table(**tomllib.loads(path.read_text()), name=name)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}", key=path.name) from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {first_error('', error)}") from None
+        raise _with_prefix(str(path), first_error("", error)) from None
 
 
 def all_tables() -> Iterator[Table]:
-    """Read all of them."""
+    """Read all tables that come with fedkeep."""
     return map(load, names())
 
 
-def _one_of(what: str, name: str, valid: Iterable[str]) -> None:
-    if name not in valid:
-        raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, valid)}")
+def _require_row(key: str, row: str, rows: dict[str, Row]) -> None:
+    require_choice(key, row, list(rows), what=f"row in {key}:", error=ConfigError)
 
 
-def _chosen(what: str, wanted: Iterable[str] | None, valid: dict[str, Any]) -> list[str]:
-    asked = list(valid) if wanted is None else list(wanted)
-    for name in asked:
-        _one_of(what, name, valid)
-    return [name for name in valid if name in asked]
+def _with_prefix(prefix: str, error: FedkeepError) -> ConfigError:
+    return ConfigError(f"{prefix}: {error}", key=error.key, value=error.value, valid=error.valid)
+
+
+def _select(option: str, what: str, wanted: Iterable[str] | None, valid: dict[str, Any]) -> list[str]:
+    selected = list(valid) if wanted is None else list(wanted)
+    for name in selected:
+        require_choice(option, name, list(valid), what, error=ConfigError)
+    return [name for name in valid if name in selected]
