@@ -1,4 +1,5 @@
 # make demo             install into .venv and run the demo (built-in data, under two minutes; writes an HTML report)
+# make quick            run the unit tests, and contract and oracle tests of six methods (about a minute)
 # make test             run everything that CI runs: lint, types, all tests, the built package
 # make test-federation  start real federations on this machine and inject faults (about 15 minutes)
 # make coverage         run the tests with line coverage; print the total and the ten least covered files
@@ -10,13 +11,14 @@ VENV   ?= .venv
 PIP_ARGS ?=
 # non-empty: the tests of `make test` measure coverage, as CI does (Python before 3.12: nearly twice the CPU time)
 COVERAGE ?=
+QUICK_METHODS ?= fedavg,fedntd,scaffold,fedka,flashback,fedcurv
 BIN    := $(VENV)/bin
 COMMA  := ,
 # sys.monitoring, where Python has it, is the cheaper way to measure coverage
 COVERAGE_CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup demo test lint types unit coverage package test-federation bench bench-flower format clean
+.PHONY: help setup demo quick test lint types unit coverage package test-federation bench bench-flower format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -31,6 +33,9 @@ setup: $(VENV)/.ready
 
 demo: setup
 	$(BIN)/fedkeep demo
+
+quick: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --methods $(QUICK_METHODS) tests/unit tests/contract
 
 test: lint types unit package
 
