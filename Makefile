@@ -1,6 +1,7 @@
 # make demo             install into .venv and run the demo (built-in data, under two minutes; writes an HTML report)
 # make quick            run the unit tests, and contract and oracle tests of six methods (about a minute)
-# make test             run everything that CI runs: lint, types, all tests, the built package
+# make test             run everything that CI runs: lint, types, all tests, the GPU kernels on the CPU, the built package
+# make test-kernels     run the GPU kernels on the CPU, in Triton's interpreter, against torch (part of make test)
 # make test-federation  start real federations on this machine and inject faults (about 15 minutes)
 # make coverage         run the tests with line coverage; print the total and the ten least covered files
 # make bench            measure the time per round, next to a plain PyTorch loop and Flower's simulation, and how it scales
@@ -12,13 +13,14 @@ PIP_ARGS ?=
 # non-empty: the tests of `make test` measure coverage, as CI does (Python before 3.12: nearly twice the CPU time)
 COVERAGE ?=
 QUICK_METHODS ?= fedavg,fedntd,scaffold,fedka,flashback,fedcurv
+TRITON ?= 3.9.0
 BIN    := $(VENV)/bin
 COMMA  := ,
 # sys.monitoring, where Python has it, is the cheaper way to measure coverage
 COVERAGE_CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup demo quick test lint types unit coverage package test-federation bench bench-flower format clean
+.PHONY: help setup demo quick test lint types unit coverage package test-kernels test-federation bench bench-flower format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -37,7 +39,7 @@ demo: setup
 quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --methods $(QUICK_METHODS) tests/unit tests/contract
 
-test: lint types unit package
+test: lint types unit test-kernels package
 
 lint: setup
 	$(BIN)/ruff check .
@@ -55,6 +57,18 @@ coverage:
 
 package: setup
 	$(BIN)/python -m pytest -m package
+
+# Triton is large and is only needed here, so it has a folder of its own, next to the packages of $(VENV)
+.triton/$(TRITON).ready: | $(VENV)/.ready
+	rm -rf .triton
+	$(PIP_INSTALL) --no-deps --target .triton triton==$(TRITON)
+	touch $@
+
+test-kernels: setup
+	@$(MAKE) --no-print-directory .triton/$(TRITON).ready || \
+	echo "test-kernels: SKIPPED, because Triton $(TRITON) could not be installed (the reason is above)"
+	@if [ -e .triton/$(TRITON).ready ]; then set -x; \
+	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/gpu/test_kernels_interpreted.py; fi
 
 test-federation: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/federation/test_federation.py
@@ -79,4 +93,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-flower fedkeep-demo.html build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) .venv-flower .triton fedkeep-demo.html build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
