@@ -1,13 +1,26 @@
-# make demo   sets up a virtual environment and runs the demonstration (embedded data, under two minutes; writes a page)
-# make bench  prints the speed of a round beside a plain script's and Flower's simulation, and how it grows
-# make test   sets it up and runs lint, types, tests, and the packaged wheel in an environment of its own
-# make test-federation  starts real federations on this machine and breaks them (about a quarter of an hour)
+# make demo             install into .venv and run the demo (built-in data, under two minutes; writes an HTML report)
+# make quick            run the unit tests, and contract and oracle tests of six methods (about a minute)
+# make test             run everything that CI runs: lint, types, all tests, the GPU kernels on the CPU, the built package
+# make test-kernels     run the GPU kernels on the CPU, in Triton's interpreter, against torch (part of make test)
+# make test-federation  start real federations on this machine and inject faults (about 15 minutes)
+# make coverage         run the tests with line coverage; print the total and the ten least covered files
+# make bench            measure the time per round, next to a plain PyTorch loop and Flower's simulation, and how it scales
+# make format           format the code and fix what ruff can fix
+# make clean            delete the environments and everything else that was built
 PYTHON ?= python3
 VENV   ?= .venv
 PIP_ARGS ?=
+# non-empty: the tests of `make test` measure coverage, as CI does (Python before 3.12: nearly twice the CPU time)
+COVERAGE ?=
+QUICK_METHODS ?= fedavg,fedntd,scaffold,fedka,flashback,fedcurv
+TRITON ?= 3.9.0
 BIN    := $(VENV)/bin
+COMMA  := ,
+# sys.monitoring, where Python has it, is the cheaper way to measure coverage
+COVERAGE_CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup demo test lint types unit package test-federation bench bench-flower format clean
+.PHONY: help setup demo quick test lint types unit coverage package test-kernels test-federation bench bench-flower format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -15,7 +28,7 @@ help:
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedkeep needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	touch $@
 
 setup: $(VENV)/.ready
@@ -23,7 +36,10 @@ setup: $(VENV)/.ready
 demo: setup
 	$(BIN)/fedkeep demo
 
-test: lint types unit package
+quick: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --methods $(QUICK_METHODS) tests/unit tests/contract
+
+test: lint types unit test-kernels package
 
 lint: setup
 	$(BIN)/ruff check .
@@ -33,10 +49,26 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not package and not federation'
+	OMP_NUM_THREADS=1 $(if $(COVERAGE),COVERAGE_CORE=$(COVERAGE_CORE)) $(BIN)/python -m pytest -n 2 -m 'not package and not federation' $(if $(COVERAGE),--cov --cov-report=)
+	$(if $(COVERAGE),$(BIN)/coverage report --sort=cover | sed -n -e 1$(COMMA)12p -e '$$p')
+
+coverage:
+	$(MAKE) unit COVERAGE=1
 
 package: setup
 	$(BIN)/python -m pytest -m package
+
+# Triton is large and is only needed here, so it has a folder of its own, next to the packages of $(VENV)
+.triton/$(TRITON).ready: | $(VENV)/.ready
+	rm -rf .triton
+	$(PIP_INSTALL) --no-deps --target .triton triton==$(TRITON)
+	touch $@
+
+test-kernels: setup
+	@$(MAKE) --no-print-directory .triton/$(TRITON).ready || \
+	echo "test-kernels: SKIPPED, because Triton $(TRITON) could not be installed (the reason is above)"
+	@if [ -e .triton/$(TRITON).ready ]; then set -x; \
+	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/gpu/test_kernels_interpreted.py; fi
 
 test-federation: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/federation/test_federation.py
@@ -61,4 +93,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) fedkeep-demo.html build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-flower .triton fedkeep-demo.html build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

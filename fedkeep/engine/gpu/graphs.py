@@ -1,8 +1,8 @@
-"""CUDA graphs: a local step is captured once and replayed, so that the host launches one thing per step.
+"""CUDA graphs of the local training step: captured once and replayed, so that a step costs one launch.
 
-A graph reads and writes fixed places in memory. So all that a round's training touches is held in buffers that stay
-where they are, and every round is copied into them. The plan lies on the device, and a counter there, advanced by the
-graph itself, says which step is due.
+A graph reads and writes fixed addresses. All tensors of a round's training are therefore copied into buffers that stay
+allocated from round to round. The plan of the round is among them, and so is a step counter, which the graph itself
+advances.
 """
 
 from __future__ import annotations
@@ -22,133 +22,139 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-_GROWING = ("notes", "plan", "losses")  # their leading axis follows the clients' sizes, and changes with the round
-_STACKS = 4  # numbers of clients for which buffers are kept
+_VARIABLE_LENGTH = ("notes", "plan", "losses")  # the length of their leading axis changes from round to round
+_MAX_COHORT_SIZES = 4  # buffers stay allocated for this many numbers of clients
 
 
 class Graphs:
     """Runs the steps of stacked training from captured graphs.
 
-    `step(held, s, active, sure, lr)` takes one step with the first `active` clients. Graphs exist for a few numbers of
-    clients only; where fewer are still training, the last ones of a graph are computed for nothing and left as they
-    were.
+    `step(buffers, s, n_computed, n_certainly_live, lr)` computes step s for the first `n_computed` clients, in place.
+    Clients from `n_certainly_live` on may have finished, and the step leaves those that have unchanged. Graphs are
+    captured for a few numbers of clients only (`graph_sizes`), so a step may compute more clients than still train.
     """
 
     def __init__(self, step: Callable[..., None], task: Task) -> None:
         self.step, self.task = step, task
-        self.stacks: dict[int, _Buffers] = {}
+        self.static: dict[int, _StaticBuffers] = {}  # by the number of clients, the most recently used last
         self.works = True
 
-    def run(self, held: Tree, live: Sequence[int], lr: float) -> Tree:
-        """Take one step for every entry of `live`, the number of clients then training; return where it all lies."""
+    def run(self, buffers: Tree, live: Sequence[int], lr: float) -> Tree:
+        """Take one step per entry of `live`, the number of clients still training; return the trained buffers."""
         if not self.works:
-            return self._eagerly(held, live, lr)
-        clients = len(tree.leaves(held["params"])[0])
-        buffers = self.stacks.pop(clients, None)
-        if buffers is None or not buffers.takes(held):
-            buffers = _Buffers(held, self.task)
-        self.stacks[clients] = buffers  # the last used comes last
-        while len(self.stacks) > _STACKS:
-            del self.stacks[next(iter(self.stacks))]
-        buffers.load(held, lr)
-        sizes = graph_sizes(clients)
-        for number in live:
-            active = min(size for size in sizes if size >= number)
-            sure = active if number == active else max([size for size in sizes if size < active], default=0)
-            graph = buffers.graphs.get((active, sure))
+            return self._run_without_graphs(buffers, live, lr)
+        n_clients = len(tree.leaves(buffers["params"])[0])
+        static = self.static.pop(n_clients, None)
+        if static is None or not static.fits(buffers):
+            static = _StaticBuffers(buffers, self.task)
+        self.static[n_clients] = static
+        while len(self.static) > _MAX_COHORT_SIZES:
+            del self.static[next(iter(self.static))]
+        static.load(buffers, lr)
+        sizes = graph_sizes(n_clients)
+        for n_live in live:
+            n_computed = min(size for size in sizes if size >= n_live)
+            smaller = max([size for size in sizes if size < n_computed], default=0)
+            n_certainly_live = n_computed if n_live == n_computed else smaller
+            graph = static.graphs.get((n_computed, n_certainly_live))
             if graph is None:
-                graph = self._capture(buffers, active, sure)
+                graph = self._capture(static, n_computed, n_certainly_live)
                 if graph is None:
-                    return self._eagerly(held, live, lr)
-                buffers.graphs[active, sure] = graph
+                    return self._run_without_graphs(buffers, live, lr)
+                static.graphs[n_computed, n_certainly_live] = graph
             graph.replay()
-        return buffers.held
+        return static.buffers
 
-    def _eagerly(self, held: Tree, live: Sequence[int], lr: float) -> Tree:
-        for s, active in enumerate(live):
-            self.step(held, s, active, active, lr)
-        return held
+    def _run_without_graphs(self, buffers: Tree, live: Sequence[int], lr: float) -> Tree:
+        for s, n_live in enumerate(live):
+            self.step(buffers, s, n_live, n_live, lr)
+        return buffers
 
-    def _capture(self, buffers: _Buffers, active: int, sure: int) -> torch.cuda.CUDAGraph | None:
-        """Capture one step. Trial steps come first, as capturing wants it; what they changed is put back."""
+    def _capture(self, static: _StaticBuffers, n_computed: int, n_certainly_live: int) -> torch.cuda.CUDAGraph | None:
+        """Capture one step; return None where that fails.
+
+        Capturing needs a few warm-up steps before it. The values that they change are restored.
+        """
 
         def step() -> None:
-            self.step(buffers.held, buffers.s, active, sure, buffers.lr)
-            buffers.s += 1
+            self.step(static.buffers, static.s, n_computed, n_certainly_live, static.lr)
+            static.s += 1
 
-        changed = {"s": buffers.s, **{part: buffers.held[part] for part in ("params", "state", "losses")}}
+        changed = {"s": static.s, **{part: static.buffers[part] for part in ("params", "state", "losses")}}
         before = tree.map(torch.clone, changed)
-        aside = torch.cuda.Stream(self.task.device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(self.task.device))
-        with torch.cuda.stream(aside):
+        side_stream = torch.cuda.Stream(self.task.device)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(self.task.device))
+        with torch.cuda.stream(side_stream):
             for _ in range(2):
-                buffers.s.zero_()
+                static.s.zero_()
                 step()
-        torch.cuda.current_stream(self.task.device).wait_stream(aside)
+        torch.cuda.current_stream(self.task.device).wait_stream(side_stream)
         tree.copy_(changed, before)
         graph = torch.cuda.CUDAGraph()
         try:
-            with _nothing_collected(), torch.cuda.graph(graph, pool=buffers.pool):
+            with _garbage_collection_disabled(), torch.cuda.graph(graph, pool=static.pool):
                 step()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             self.works = False
             log.warning(
-                "local steps are launched one operation at a time, because they cannot be captured as a CUDA graph: %s",
+                "the local training step cannot be captured as a CUDA graph, so its operations are launched one by "
+                "one, which is slower: %s",
                 str(error).splitlines()[0],
             )
             return None
-        buffers.pool = graph.pool()
+        static.pool = graph.pool()
         return graph
 
 
-class _Buffers:
-    """Memory that stays in place for cohorts of one size, and the graphs that work on it."""
+class _StaticBuffers:
+    """Buffers at fixed addresses for cohorts of one size, and the graphs that read and write them."""
 
-    def __init__(self, held: Tree, task: Task) -> None:
-        self.held = {
-            part: tree.map(_roomy if part in _GROWING else torch.clone, inside) for part, inside in held.items()
+    def __init__(self, buffers: Tree, task: Task) -> None:
+        self.buffers = {
+            part: tree.map(_padded_buffer if part in _VARIABLE_LENGTH else torch.clone, inside)
+            for part, inside in buffers.items()
         }
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self.pool: Any = None  # of memory, shared by these graphs; torch refuses one whose graphs are all gone
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by (n_computed, n_certainly_live)
+        self.pool: Any = None  # memory pool that these graphs share; torch rejects a pool whose graphs are all deleted
         self.s = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.lr = torch.zeros((), dtype=torch.promote_types(task.dtype, torch.float32), device=task.device)
 
-    def takes(self, held: Tree) -> bool:
-        """Say whether a round fits into the buffers."""
-        mine, theirs = dict(tree.items(self.held)), dict(tree.items(held))
+    def fits(self, buffers: Tree) -> bool:
+        """Return whether the tensors of a round fit into these buffers."""
+        mine, theirs = dict(tree.items(self.buffers)), dict(tree.items(buffers))
         return mine.keys() == theirs.keys() and all(
             mine[path].dtype == t.dtype
             and mine[path].shape[1:] == t.shape[1:]
-            and (mine[path].shape[:1] >= t.shape[:1] if _grows(path) else mine[path].shape[:1] == t.shape[:1])
+            and (mine[path].shape[:1] >= t.shape[:1] if _varies(path) else mine[path].shape[:1] == t.shape[:1])
             for path, t in theirs.items()
         )
 
-    def load(self, held: Tree, lr: float) -> None:
-        """Copy a round in."""
-        mine = dict(tree.items(self.held))
-        for path, t in tree.items(held):
-            (mine[path][: len(t)] if _grows(path) else mine[path]).copy_(t)
+    def load(self, buffers: Tree, lr: float) -> None:
+        """Copy the tensors of a round into these buffers, and reset the step counter."""
+        mine = dict(tree.items(self.buffers))
+        for path, t in tree.items(buffers):
+            (mine[path][: len(t)] if _varies(path) else mine[path]).copy_(t)
         self.s.zero_()
         self.lr.fill_(lr)
 
 
-def graph_sizes(clients: int) -> list[int]:
-    """List the few numbers of clients for which a graph is captured: steps of a quarter less, down to one.
+def graph_sizes(n_clients: int) -> list[int]:
+    """List the numbers of clients for which a graph is captured: each a quarter less than the one before, down to one.
 
-    >>> ladder(10)
+    >>> graph_sizes(10)
     [10, 7, 5, 3, 2, 1]
     """
-    sizes = [clients]
+    sizes = [n_clients]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] * 3 // 4)
     return sizes
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Keep Python from collecting garbage: to free another run's graphs would break the capture of this one."""
+def _garbage_collection_disabled() -> Iterator[None]:
+    """Disable garbage collection: if it freed another run's graphs during a capture, the capture would fail."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -159,10 +165,10 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _grows(path: str) -> bool:
-    return path.split("/")[0] in _GROWING
+def _varies(path: str) -> bool:
+    return path.split("/")[0] in _VARIABLE_LENGTH
 
 
-def _roomy(t: Tensor) -> Tensor:
-    """Make a buffer like t, its leading axis rounded up to a power of two."""
+def _padded_buffer(t: Tensor) -> Tensor:
+    """Return a buffer of zeros like t, its leading axis rounded up to a power of two, at least 4."""
     return t.new_zeros(max(4, 1 << (len(t) - 1).bit_length()), *t.shape[1:])
