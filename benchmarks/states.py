@@ -54,7 +54,8 @@ def main() -> None:
         states = sim.state.clients
         print(f"torch {torch.__version__}; a state is {one / 1e6:.1f} MB, the cache {states.cache_bytes / 1e6:.0f} MB")
         print(f"  {len(states)} clients have a state: {on_disk / 1e9:.1f} GB on disk")
-        print(f"  memory: {states._cached_bytes / 1e6:.0f} MB of states in the cache, peak of the process {peak:.0f} MB")
+        cached = states._cached_bytes / 1e6
+        print(f"  memory: {cached:.0f} MB of states in the cache, peak of the process {peak:.0f} MB")
         print(f"  a checkpoint wrote {np.mean(written):.1f} of them on average, in {np.median(seconds):.2f} s")
 
 
