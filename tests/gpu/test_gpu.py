@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.methods import METHODS
 from support.problems import Problem, gap
 
 import fedkeep as fk
@@ -26,9 +27,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", fk.methods.REGISTRY)
+@pytest.mark.parametrize("name", METHODS)
 def test_stacked_on_the_gpu_equals_loop_on_the_cpu(problem: Problem, name: str) -> None:
-    method = fk.methods.get(name)()
+    method = METHODS[name]()
     cpu = problem.run(method, engine="loop", device="cpu")
     gpu = problem.run(method, engine="stacked", device="cuda", deterministic=True)
     assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
