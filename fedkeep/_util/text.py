@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """Return the closest valid name as a suggestion, and the list of all.
+    """Return the closest valid name as a suggestion, and the list of all, shortened if it is long.
 
     >>> did_you_mean("fedntf", ["fedavg", "fedntd"])
     'did you mean fedntd? (valid: fedavg, fedntd)'
@@ -17,7 +17,7 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """
     valid = list(valid)
     close = difflib.get_close_matches(str(word).lower(), valid, n=1)
-    listing = f"valid: {', '.join(valid)}"
+    listing = f"valid: {list_some(valid, most=30)}"
     return f"did you mean {close[0]}? ({listing})" if close else listing
 
 
