@@ -10,7 +10,9 @@ history.summary()
 
 from fedkeep import data, errors, forgetting, instruments, losses, methods, models, optim, tree
 from fedkeep._util.version import __version__
-from fedkeep.engine import Settings, Simulation, simulate
+from fedkeep.engine.settings import Settings
+from fedkeep.engine.simulate import simulate
+from fedkeep.engine.simulation import Simulation
 from fedkeep.experiments.resume import resume
 from fedkeep.runs import tensorboard
 from fedkeep.runs.history import History

@@ -1,4 +1,4 @@
-"""Errors that a user can cause or meet.
+"""Exceptions that fedkeep raises.
 
 Every message names what is wrong, where, and what would be right. Programs read the attributes instead: `key` is the
 setting, option or field, `value` what was given, `valid` the valid choices. Each may be None.

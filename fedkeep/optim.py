@@ -35,7 +35,7 @@ class Optimizer(Protocol):
         """Whether this torch has the kernel that `update_` needs."""
 
     def effective_steps(self, steps: int) -> float:
-        """Return how many times lr a constant gradient would have been applied after `steps`."""
+        """Return the number of plain SGD steps that move as far along a constant gradient as these steps."""
 
 
 @dataclass(frozen=True)

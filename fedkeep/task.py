@@ -77,8 +77,8 @@ class Task:
         """Return (features before the classifier, logits) in one pass."""
         if not self.has_features:
             raise ModelError(
-                f"{type(self._eval).__name__} has no features(x) and head(h): add these two methods to the model, "
-                "with forward(x) = head(features(x)), to use a method that reads features",
+                f"{type(self._eval).__name__} needs two methods, features(x) and head(h), with forward(x) = "
+                "head(features(x)), for a method that reads features",
                 key="model.features",
             )
 

@@ -36,7 +36,7 @@ def demo(
     from fedkeep.cli import heatmap, tables
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.experiments import demo as job
-    from fedkeep.reports import write as write_report
+    from fedkeep.reports.page import write as write_report
 
     if svg is not None:
         options.require_writable(svg, "demo.svg", key="svg")

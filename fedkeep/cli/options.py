@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedkeep.errors import FedkeepError, RunError
+from fedkeep.errors import FedkeepError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ExperimentArgs = Annotated[
@@ -41,17 +39,6 @@ def name_and_overrides(args: list[str] | None, what: str) -> tuple[str | None, l
 def print_page_path(console: Console, output: Path) -> None:
     """Print where the report page is."""
     console.print(f"\nThe page: {output} (open it in a browser)", markup=False, highlight=False, soft_wrap=True)
-
-
-def require_folders(folders: Sequence[Path]) -> None:
-    """Raise if a folder does not exist, and suggest the closest name."""
-    for folder in folders:
-        if folder.exists():
-            continue
-        siblings = sorted(p.name for p in folder.parent.iterdir() if p.is_dir()) if folder.parent.is_dir() else []
-        close = difflib.get_close_matches(folder.name, siblings, n=1)
-        hint = f": did you mean {folder.parent / close[0]}?" if close else ""
-        raise RunError(f"there is no folder {folder}{hint}", key="run", value=str(folder), valid=siblings)
 
 
 def require_writable(output: Path, example: str = "report.html", key: str = "output") -> None:

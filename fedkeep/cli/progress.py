@@ -79,7 +79,7 @@ class ProgressBar:
     def fail_run(self, name: str, error: FedkeepError, rounds: int) -> None:
         """Show a run's error."""
         self._count(rounds)
-        self.console.print(f"{name}: {error}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(f"fedkeep: {name}: {error}", markup=False, highlight=False, soft_wrap=True)
 
     def _count(self, rounds: int) -> None:
         """Advance the bar to this many rounds of the current run, including rounds that ran before it was resumed."""

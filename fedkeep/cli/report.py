@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, Runs, print_page_path, require_folders, require_writable
+from fedkeep.cli.options import AsJson, Runs, print_page_path, require_writable
+from fedkeep.runs.reading import require_folder
 
 
 def report(
@@ -22,9 +23,10 @@ def report(
 
     Example: fedkeep report runs/ -o report.html
     """
-    from fedkeep.reports import write
+    from fedkeep.reports.page import write
 
-    require_folders(folders)
+    for folder in folders:
+        require_folder(folder)
     require_writable(output)
     data = write(folders, output)
     if as_json:
@@ -47,7 +49,8 @@ def watch(
     """
     from fedkeep.reports.watch import HOST, serve
 
-    require_folders(folders)
+    for folder in folders:
+        require_folder(folder)
     logging.getLogger("fedkeep").addFilter(_OncePerMessage())
     with serve(folders, port) as server:
         print(f"http://{HOST}:{server.server_address[1]}/ serves the report (Ctrl-C stops it)", flush=True)

@@ -10,6 +10,7 @@ that is impossible raises a PartitionError with the reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -248,3 +249,12 @@ def _with_equal_sizes(clients: Partition, y: np.ndarray[Any, Any]) -> Partition:
     """Concatenate the clients' examples, each client's sorted by class, and cut them into parts of equal size."""
     examples = np.concatenate([own[np.argsort(y[own], kind="stable")] for own in clients])
     return Partition.from_parts(np.array_split(examples, len(clients)))
+
+
+KINDS: dict[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "shards": shards,
+    "dirichlet": dirichlet,
+    "label_quantity": label_quantity,
+    "by_id": by_id,
+}

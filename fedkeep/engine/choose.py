@@ -22,21 +22,21 @@ from fedkeep.task import Task
 log = logging.getLogger("fedkeep")
 
 
-def choose_engine(name: str, tf32: bool, local: LocalTraining, x: Any, y: Tensor, two: Any) -> Loop | Stacked:
+def choose_engine(name: str, tf32: bool, local: LocalTraining, x: Any, y: Tensor, sample: Any) -> Loop | Stacked:
     """Return the engine. `auto`: stacked on a GPU or for a small model, if the module can be stacked; else the loop.
 
     On a GPU, a module that `vmap` does not support is stacked too, with one stream for each client, unless it draws
-    random numbers. `two` is a batch of two examples, as the model gets them.
+    random numbers. `sample` is a batch of two examples, as the model gets them.
     """
     task = local.task
     if name == "loop" or (name == "auto" and y.device.type == "cpu" and task.n_weights > SMALL_MODEL):
         return Loop(local, x, y)
     kernels = layers.available(task.device, task.dtype, task.autocast, tf32)
-    reason = unstackable(task, two, map_clients)
+    reason = why_not_stackable(task, sample, map_clients)
     if reason is None:
-        kernels = kernels and unstackable(task, two, layers.vmap_with_kernels) is None
+        kernels = kernels and why_not_stackable(task, sample, layers.vmap_with_kernels) is None
         return Stacked(local, x, y, layers.vmap_with_kernels if kernels else map_clients)
-    if y.device.type == "cuda" and unstackable(task, two, one_stream_each) is None:
+    if y.device.type == "cuda" and why_not_stackable(task, sample, one_stream_each) is None:
         return Stacked(local, x, y, one_stream_each)
     if name == "stacked":
         raise EngineError(
@@ -46,7 +46,7 @@ def choose_engine(name: str, tf32: bool, local: LocalTraining, x: Any, y: Tensor
     return Loop(local, x, y)
 
 
-def unstackable(task: Task, x: Any, each: Each) -> str | None:
+def why_not_stackable(task: Task, x: Any, each: Each) -> str | None:
     """Try one stacked forward and backward pass on a few examples; return what prevents it, or None.
 
     Random numbers prevent it too: they would not be tied to a client's seed.

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedkeep import models, tree
 from fedkeep.data.dataset import from_arrays
-from fedkeep.engine import Settings, Simulation
+from fedkeep.engine.settings import Settings
+from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 

@@ -170,11 +170,15 @@ class LocalTraining:
             return {"x": self.inputs(tree.take(x, at), drawn), "y": y[at], "mask": mask}
 
         with seeded(plan.seed, y.device):
-            with torch.no_grad(), at_stage(method, "prepare"):
-                local = method.prepare(Visit("prepare", task, shared, client, facts))
-                params = tree.map(torch.clone, method.start(Visit("start", task, shared, client, facts)))
-                notes = self.annotate_all(shared, local, x, y, torch.arange(len(y), device=y.device))
-                selected = self.selected_examples(shared, facts, local, x, y, plan.noise, notes)
+            with torch.no_grad():
+                with at_stage(method, "prepare"):
+                    local = method.prepare(Visit("prepare", task, shared, client, facts))
+                with at_stage(method, "start"):
+                    params = tree.map(torch.clone, method.start(Visit("start", task, shared, client, facts)))
+                with at_stage(method, "annotate"):
+                    notes = self.annotate_all(shared, local, x, y, torch.arange(len(y), device=y.device))
+                with at_stage(method, "select_examples"):
+                    selected = self.selected_examples(shared, facts, local, x, y, plan.noise, notes)
             state, losses = task.optimizer.init(params), []
             with at_stage(method, "local training"):
                 for s, size in enumerate(plan.size):

@@ -78,9 +78,9 @@ class RoundTrainer:
         """Train this rank's clients; plan the next round while a GPU is busy."""
         jobs = [job._replace(client=self.client_state(states.get(str(job.id)), shared["params"])) for job in plan.jobs]
         chunks = []
-        for some, result in self.trainer.train(shared, jobs, lr):
+        for chunk, result in self.trainer.train(shared, jobs, lr):
             self.planner.plan_ahead(plan.round + 1)
-            chunks.append(self._collect(plan, shared, some, result, keep_models))  # waits for the device
+            chunks.append(self._collect(plan, shared, chunk, result, keep_models))  # waits for the device
         return tree.cat(chunks) if chunks else {}
 
     def _collect(

@@ -49,30 +49,46 @@ class SettingsDict(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is run, whatever the method; the defaults are FedNTD's."""
+    """Settings of a run, shared by all methods; the defaults are FedNTD's.
+
+    rounds: number of rounds.
+    participation: clients per round: a share (float) or a number (int).
+    epochs, batch_size: of local training.
+    lr: learning rate of round 1; lr_decay: its factor from round to round.
+    momentum, weight_decay, optimizer ("sgd" or "adam"): of the clients; for Adam, momentum is beta1.
+    clip_norm: largest norm of a local gradient.
+    augment: random augmentation, a `fedkeep.data.Augment`.
+    eval_every: evaluate the global model every N rounds; eval_local_every: also the local models (0: never).
+    seed: for the cohorts, batches and augmentation.
+    engine: "auto", "loop" or "stacked"; device: "auto", "cpu", "cuda", "cuda:1".
+    dtype: of the weights, a name or torch's dtype; autocast: dtype of the computation alone.
+    tf32: float32 products on a GPU may round their factors to TF32; deterministic: torch's deterministic algorithms.
+    at_once: clients trained together (None: all that fit).
+    threads: of the CPU (None: one for a small model, else torch's number).
+    """
 
     rounds: int = 50
-    participation: float | int = 0.1  # of the clients in each round: a share (float), or a number (int)
+    participation: float | int = 0.1
     epochs: int = 5
     batch_size: int = 50
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 1e-5
-    lr_decay: float = 0.99  # factor of the learning rate from round to round
+    lr_decay: float = 0.99
     optimizer: str = "sgd"
     clip_norm: float | None = None
     augment: Augment | None = None
     eval_every: int = 1
-    eval_local_every: int = 0  # 0: local models are not evaluated
+    eval_local_every: int = 0
     seed: int = 0
     engine: str = "auto"
     device: str = "auto"
-    dtype: str = "float32"  # of the weights; torch.float32 and the like are accepted too
-    autocast: str | None = None  # dtype of the computation alone
-    tf32: bool = True  # float32 products on a GPU may round their factors to TF32
+    dtype: str = "float32"
+    autocast: str | None = None
+    tf32: bool = True
     deterministic: bool = False
-    at_once: int | None = None  # clients that are trained together; None: all that fit
-    threads: int | None = None  # of the CPU; None: one for a small model, else torch's number
+    at_once: int | None = None
+    threads: int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:

@@ -12,7 +12,7 @@ from typing import Any, Unpack, cast
 from torch import Tensor, nn
 
 from fedkeep import losses
-from fedkeep._util.validate import require_choice
+from fedkeep._util.validate import require_choice, require_whole
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine import distributed, provenance
@@ -50,6 +50,8 @@ def simulate(
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
     simulation = Simulation(method, model, data, clients, Settings(**cast(Any, settings)), callbacks, criterion)
+    if checkpoint_every is not None:
+        require_whole("checkpoint_every", checkpoint_every, low=1, error=RunError)
     if run_dir is None:
         return simulation.run()
     return start(simulation, Path(run_dir), {"checkpoint_every": checkpoint_every})
@@ -121,3 +123,5 @@ def _with_settings(function: Callable[..., History]) -> inspect.Signature:
 
 
 simulate.__signature__ = _with_settings(simulate)  # type: ignore[attr-defined]
+if simulate.__doc__ and Settings.__doc__:  # python -OO removes docstrings
+    simulate.__doc__ += "\n    " + Settings.__doc__.strip() + "\n    "

@@ -26,7 +26,7 @@ from fedkeep.engine.round_trainer import RoundResult, RoundTrainer
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.trainer import Trainer
-from fedkeep.errors import DataError, Diverged, FedkeepError
+from fedkeep.errors import DataError, Diverged, FedkeepError, MethodError
 from fedkeep.method import FedAvg, Visit
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.folder import RunFolder
@@ -72,13 +72,13 @@ class Simulation:
         )
         public = setup.prepare_public(data.public, self.eval_inputs, place)
         self.task = setup.make_task(model, settings, data.n_classes, len(self.clients), public, criterion, place)
-        two = self.eval_inputs(tree.take(self.x, torch.zeros(2, dtype=torch.long, device=place)))
-        check_forward(self.task, two)
+        sample = self.eval_inputs(tree.take(self.x, torch.zeros(2, dtype=torch.long, device=place)))
+        check_forward(self.task, sample)
         self.threads = device.threads(settings, self.task)
         self.local = LocalTraining(self.method, self.task, inputs, settings.clip_norm)
-        self.trainer = Trainer(self.local, self.x, self.y, two, settings)
+        self.trainer = Trainer(self.local, self.x, self.y, sample, settings)
         test = (self.x_test, self.y_test, self.eval_inputs)
-        self.evaluator = Evaluator(self.task, *test, self.ranks, example_bytes=tree.nbytes(two) // 2)
+        self.evaluator = Evaluator(self.task, *test, self.ranks, example_bytes=tree.nbytes(sample) // 2)
         self.round_trainer = RoundTrainer(settings, self.planner, self.trainer, self.evaluator, self.ranks)
         recorded = {**asdict(settings), "engine": self.engine.name}
         history = History(self.method.name, recorded, build=self.task.module)
@@ -190,7 +190,7 @@ class Simulation:
             return server_hooks.aggregate(self.method, self.task, self.server, result.clients["upload"], cohort)
 
     def apply(self, result: RoundResult) -> Record:
-        """Make a trained round count: aggregate, store the clients' states, evaluate. Return the round's record."""
+        """Apply a trained round: aggregate, store the clients' states, evaluate. Return the round's record."""
         plan = result.plan
         record: Record = {
             "round": plan.round,
@@ -229,7 +229,7 @@ class Simulation:
         clients, plan = result.clients, result.plan
         if clients["client"]:
             states = clients["client"]
-            if not self._fits_on_device(tree.nbytes(states) / len(plan.cohort)):
+            if not self._reserve_on_device(tree.nbytes(states) / len(plan.cohort)):
                 states = tree.to(states, "cpu")
             for k, client in enumerate(plan.cohort):
                 self.state.clients.put(client, tree.map(lambda t, k=k: t[k].clone(), states), plan.round)
@@ -240,8 +240,8 @@ class Simulation:
             record["local"] = {"hits": hits, "total": total, "label_counts": counts}
         return record
 
-    def _fits_on_device(self, state_bytes: float) -> bool:
-        """Return whether all clients' states may stay on the device: in a tenth of a GPU's memory."""
+    def _reserve_on_device(self, state_bytes: float) -> bool:
+        """Return whether all clients' states may stay on the device, and let their store use a tenth of a GPU."""
         here = self.task.device
         if here.type != "cuda":
             return True
@@ -254,7 +254,7 @@ class Simulation:
     # Recording
 
     def _begin(self) -> None:
-        """Bring all ranks to where rank 0 is, and record the untrained model; once."""
+        """Copy rank 0's state to all ranks, and record the untrained model; once."""
         if self._begun:
             return
         self._begun = True
@@ -284,7 +284,7 @@ class Simulation:
 def _as_method(method: FedAvg | str) -> FedAvg:
     chosen = methods.get(method)() if isinstance(method, str) else method
     if not isinstance(chosen, FedAvg):
-        raise FedkeepError(
+        raise MethodError(
             f"the method must be an instance of a class in fedkeep.methods, or its name, not {method!r}",
             key="method",
             value=method,

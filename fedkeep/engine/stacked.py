@@ -48,15 +48,20 @@ class Stacked:
         plan = StackedPlan(jobs, self.y.device)
         client = tree.stack([job.client for job in jobs])
         facts = self.local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
-        with torch.no_grad(), at_stage(method, "prepare"):
-            local = map_clients(lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts)
-            params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
-            notes = self._notes(shared, local, plan)
+        with torch.no_grad():
+            with at_stage(method, "prepare"):
+                local = map_clients(lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts)
+            with at_stage(method, "start"):
+                params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
+            with at_stage(method, "annotate"):
+                notes = self._notes(shared, local, plan)
+            with at_stage(method, "select_examples"):
+                selected = self._selected(shared, facts, local, plan, notes)
             buffers = {
                 "shared": shared,
                 "facts": facts,
                 "local": local,
-                "selected": self._selected(shared, facts, local, plan, notes),
+                "selected": selected,
                 "params": tree.map(torch.clone, params),
                 "state": map_clients(task.optimizer.init, params),
                 "notes": notes if self.local.annotates_once else {},

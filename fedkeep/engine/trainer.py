@@ -22,8 +22,8 @@ log = logging.getLogger("fedkeep")
 class Trainer:
     """The engine with the training data on its device. Training changes no state of the federation."""
 
-    def __init__(self, local: LocalTraining, x: Any, y: Tensor, two_examples: Any, settings: Settings) -> None:
-        self.local, self.x, self.y, self.two_examples = local, x, y, two_examples
+    def __init__(self, local: LocalTraining, x: Any, y: Tensor, sample: Any, settings: Settings) -> None:
+        self.local, self.x, self.y, self.sample = local, x, y, sample
         self._tf32, self._at_once = settings.tf32, settings.at_once
         self.engine = self._choose(settings.engine)
 
@@ -47,4 +47,4 @@ class Trainer:
             jobs = jobs[size:]
 
     def _choose(self, name: str) -> Loop | Stacked:
-        return choose_engine(name, self._tf32, self.local, self.x, self.y, self.two_examples)
+        return choose_engine(name, self._tf32, self.local, self.x, self.y, self.sample)

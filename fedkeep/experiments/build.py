@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -10,37 +11,31 @@ from torch import nn
 from fedkeep import methods, models
 from fedkeep.data import Dataset, Partition, load, partition
 from fedkeep.engine.federation import Federation
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 if TYPE_CHECKING:
     from fedkeep.experiments.experiment import Experiment
 
-SPLITS: dict[str, Callable[..., Partition]] = {
-    "iid": partition.iid,
-    "shards": partition.shards,
-    "dirichlet": partition.dirichlet,
-    "label_quantity": partition.label_quantity,
-    "by_id": partition.by_id,
-}
-
 
 def load_data_and_clients(experiment: Experiment) -> tuple[Dataset, Partition]:
     """Load an experiment's data set and divide it among the clients."""
     complete = experiment.to_dict()
-    data = load(**complete["data"])
+    with _keys_of("data"):
+        data = load(**complete["data"])
     split = complete["split"]
     kind, validation = split.pop("kind"), split.pop("validation", 0.0)
     if kind == "by_id" and data.ids is None:
         raise ConfigError(
-            f"split.kind = 'by_id' needs to know who owns each example, but the data set {data.name} does not say",
+            f"split.kind = 'by_id' needs the owner of each example, but the data set {data.name} has no owner ids",
             key="split.kind",
             value=kind,
         )
-    clients = partition.by_id(data.ids) if kind == "by_id" else SPLITS[kind](data.y_train, **split)
-    if validation:
-        clients = clients.hold_out(validation, split.get("seed", experiment.seed))
+    with _keys_of("split", share="validation"):
+        clients = partition.by_id(data.ids) if kind == "by_id" else partition.KINDS[kind](data.y_train, **split)
+        if validation:
+            clients = clients.hold_out(validation, split.get("seed", experiment.seed))
     return data, clients
 
 
@@ -48,7 +43,8 @@ def build(experiment: Experiment) -> Federation:
     """Build an experiment's method, model, data, clients and settings."""
     data, clients = load_data_and_clients(experiment)
     options = dict(experiment.model)
-    model = models.build(options.pop("name"), data.input_shape, data.n_classes, experiment.seed, **options)
+    with _keys_of("model"):
+        model = models.build(options.pop("name"), data.input_shape, data.n_classes, experiment.seed, **options)
     return Federation(methods.make(experiment.method), model, data, clients, experiment.train)
 
 
@@ -56,3 +52,14 @@ def build_model(experiment: Experiment, params: Tree) -> nn.Module:
     """Build an experiment's model with these weights; this loads the data, which determines the model's shape."""
     federation = build(experiment)
     return Task(federation.model, federation.data.n_classes, len(federation.clients)).module(params)
+
+
+@contextmanager
+def _keys_of(section: str, **renamed: str) -> Iterator[None]:
+    """Give an error the key that its argument has in an experiment file: with the section, and renamed."""
+    try:
+        yield
+    except FedkeepError as error:
+        if error.key is not None and error.key.isidentifier():
+            error.key = f"{section}.{renamed.get(error.key, error.key)}"
+        raise

@@ -31,11 +31,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from fedkeep import methods, models
 from fedkeep._util.text import did_you_mean
 from fedkeep._util.validate import first_error, require_choice
-from fedkeep.data import load
+from fedkeep.data import load, partition
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
-from fedkeep.experiments.build import SPLITS
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
 from fedkeep.runs.files import FORMAT
 
@@ -57,11 +56,11 @@ class Experiment(BaseModel):
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any]) -> Experiment:
-        """Return the experiment that these tables define. All that needs no data is checked.
+        """Return the experiment that these tables define. Names, keys and settings are checked; data is not loaded.
 
         An error names the key, the value and the valid choices.
         """
-        tables = {key: as_table(key, value) for key, value in tables.items() if key not in _NOT_PART_OF_IT}
+        tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
         _require_known("", tables, cls.model_fields)
         tables.setdefault("train", {})
         if isinstance(tables["train"], dict):
@@ -90,7 +89,7 @@ class Experiment(BaseModel):
     def _model(cls, table: dict[str, Any]) -> dict[str, Any]:
         if "class" in table and "name" not in table:
             raise ConfigError(
-                f"the model is a class of the user's own, {table['class']}, which a file cannot hold",
+                f"the model class {table['class']} is defined in Python; an experiment file cannot build it",
                 key="model.class",
                 value=table["class"],
             )
@@ -114,8 +113,8 @@ class Experiment(BaseModel):
     @field_validator("split")
     @classmethod
     def _split(cls, table: dict[str, Any]) -> dict[str, Any]:
-        kind = require_choice("split.kind", _require_name("split", table), SPLITS, error=ConfigError)
-        parameters = inspect.signature(SPLITS[kind]).parameters.items()
+        kind = require_choice("split.kind", _require_name("split", table), partition.KINDS, error=ConfigError)
+        parameters = inspect.signature(partition.KINDS[kind]).parameters.items()
         options = {name: parameter for name, parameter in parameters if name not in ("y", "ids")}
         _require_known("split", table, ["kind", "validation", *options])
         for name, parameter in options.items():
@@ -141,7 +140,7 @@ class Experiment(BaseModel):
         }
 
 
-_NOT_PART_OF_IT = ("format", "made_by", "name")  # keys of an experiment file that do not define the run
+_METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file that do not define the run
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -122,9 +122,9 @@ def _full_key(key: str) -> str:
     """Return a key with its section: `train.` may be left out."""
     if key.partition(".")[0] in KEYS:
         return key
-    if key in TRAIN:
+    if key.partition(".")[0] in TRAIN:
         return f"train.{key}"
-    valid = [*KEYS, *(f"train.{name}" for name in TRAIN), *TRAIN]
+    valid = [*KEYS, *TRAIN]
     raise ConfigError(f"unknown key {key!r}: {did_you_mean(key, valid)}", key=key, valid=valid)
 
 

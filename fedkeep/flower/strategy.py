@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -22,6 +22,7 @@ from fedkeep import losses, tree
 from fedkeep._util.validate import require_number
 from fedkeep.data.seeds import sample_cohort
 from fedkeep.engine import device, server_hooks
+from fedkeep.engine.settings import SettingsDict
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import messages, records, update_checks
 from fedkeep.flower.federation_server import build_server
@@ -93,7 +94,7 @@ class Strategy(RoundLoop):
         limits: Limits | None = None,
         fraction_evaluate: float = 0.0,
         run_config: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[SettingsDict],
     ) -> None:
         self.timeout, self.attempts, self.patience = require_number("timeout", timeout, above=0), attempts, patience
         self.min_replies, self.limits = min_replies, limits or Limits()
@@ -101,7 +102,7 @@ class Strategy(RoundLoop):
         config = run_config or {}
         self.federation = build_server(
             method=messages.resolve_method(method, config),
-            settings=messages.resolve_settings(settings, config),
+            settings=messages.resolve_settings(cast(Any, settings), config),
             model_fn=model_fn,
             num_clients=num_clients,
             data_fn=data_fn,

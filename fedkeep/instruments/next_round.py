@@ -149,5 +149,5 @@ def _at_checkpoint(simulation: Simulation, path: Path) -> Simulation:
     state = simulation.state
     state.server, state.round = tree.to(saved["server"], simulation.task.device), int(about["round"])
     state.clients = ClientStore(path / CLIENTS, cache_bytes=1 << 62)
-    state.clients.look_at(saved["clients"])
+    state.clients.load_index(saved["clients"])
     return simulation

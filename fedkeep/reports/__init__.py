@@ -6,9 +6,3 @@ page.py      the HTML file: data, script and style in one
 watch.py     the same page, served on the local machine and refreshed while runs are in progress
 static/      the page's HTML, CSS and JavaScript
 """
-
-from fedkeep.reports.data import page_data
-from fedkeep.reports.page import render, write
-from fedkeep.reports.verdict import Verdict, verdict
-
-__all__ = ["Verdict", "page_data", "render", "verdict", "write"]

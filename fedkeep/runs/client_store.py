@@ -77,7 +77,7 @@ class ClientStore:
             path.unlink(missing_ok=True)
         self._stale.clear()
 
-    def look_at(self, index: Tree) -> None:
+    def load_index(self, index: Tree) -> None:
         """Use the states of a checkpoint, without changing any file."""
         self.rounds = dict(zip(index["id"].tolist(), index["round"].tolist(), strict=True))
         self._cache.clear()
@@ -86,7 +86,7 @@ class ClientStore:
 
     def restore(self, index: Tree) -> None:
         """Use the states of a checkpoint, and remove all other files."""
-        self.look_at(index)
+        self.load_index(index)
         if self.folder is not None and self.folder.exists():
             current = {self._path(client) for client in self.rounds}
             self._stale = {path for path in self.folder.rglob("*.safetensors") if path not in current}

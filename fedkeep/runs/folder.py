@@ -45,7 +45,7 @@ _MAX_SECONDS_WITHOUT_CHECKPOINT = 600  # unless `checkpoint_every` is set
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A checkpoint that was read back."""
 
     round: int
@@ -148,7 +148,7 @@ class RunFolder:
         """Write the file that marks the run as diverged, until it is resumed."""
         write_atomic(self.path / DIVERGED, message.encode())
 
-    def restore(self) -> Saved | None:
+    def restore(self) -> Checkpoint | None:
         """Read the last checkpoint, or None before the first; cut off the records that were written after it."""
         (self.path / DIVERGED).unlink(missing_ok=True)
         if not (self.path / CHECKPOINT).exists():
@@ -164,7 +164,7 @@ class RunFolder:
         self._rounds.truncate(metadata["offset"])
         self._rounds.seek(0, os.SEEK_END)
         self.last = metadata["round"]
-        return Saved(metadata["round"], saved["server"], saved["clients"], records)
+        return Checkpoint(metadata["round"], saved["server"], saved["clients"], records)
 
     def _write_failed_message(self, name: str, error: OSError) -> str:
         reached = "nothing yet" if self.last is None else f"round {self.last}"

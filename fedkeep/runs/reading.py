@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import tomllib
@@ -20,6 +21,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Return the run folders that paths name: each path itself, or the run folders directly below it."""
     runs: list[Path] = []
     for path in map(Path, paths):
+        require_folder(path)
         if (path / EXPERIMENT).exists():
             runs.append(path)
         elif path.is_dir() and (below := sorted(p.parent for p in path.glob(f"*/{EXPERIMENT}"))):
@@ -35,6 +37,16 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
                 valid=[str(nearest)] if nearest else None,
             )
     return list(dict.fromkeys(runs))
+
+
+def require_folder(path: Path) -> None:
+    """Raise if a folder does not exist, and suggest the closest name."""
+    if path.exists():
+        return
+    siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, siblings, n=1)
+    hint = f": did you mean {path.parent / close[0]}?" if close else ""
+    raise RunError(f"there is no folder {path}{hint}", key="run", value=str(path), valid=siblings)
 
 
 def read_instruments(run_dir: str | Path) -> list[dict[str, Any]]:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from fedkeep import tree
 from fedkeep._util.validate import require_choice
 from fedkeep.data.augment import Augment
-from fedkeep.engine.gpu.graphs import graph_sizes
 from fedkeep.engine.loop import Loop
-from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
 from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, Cohort, FedAvg, Visit
+from fedkeep.runs.folder import RunFolder
+from fedkeep.testing.fixtures import SurplusClients, WithDropout, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
 from fedkeep.tree import Tree
 
@@ -68,8 +69,11 @@ def _check(function: Callable[..., None], name: str = "") -> Callable[..., None]
         except MethodError as error:
             expect.true(error.key == name, str(error))
             raise
-        except RuntimeError as error:  # from torch, where a hook cannot be stacked
-            expect.true(False, str(error).splitlines()[0])
+        except Exception as error:  # such as torch's, where a hook cannot be stacked
+            message = (str(error).splitlines() or [""])[0]
+            raise MethodError(
+                f"{method.name} fails the check {name}: {type(error).__name__}: {message}", key=name
+            ) from error
 
     CHECKS[name] = run
     return function
@@ -106,26 +110,12 @@ for _name, _changes in _VARIANTS.items():
     _check(functools.partial(_stacked_equals_loop, **_changes), _name)
 
 
-class _SurplusClients:
-    """Replays steps as CUDA graphs do: for a few numbers of clients only, so that finished clients are computed too."""
-
-    def __init__(self, engine: Stacked) -> None:
-        self.engine = engine
-
-    def run(self, buffers: Tree, live: Iterable[int], lr: float) -> Tree:
-        sizes = graph_sizes(len(tree.leaves(buffers["params"])[0]))
-        for s, number in enumerate(live):
-            computed = min(size for size in sizes if size >= number)
-            self.engine._step(buffers, torch.tensor([s]), computed, 0 if number < computed else computed, lr)
-        return buffers
-
-
 @_check
 def _finished_clients_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     changes: dict[str, Any] = {"participation": 1.0, "clip_norm": 1.0}
     loop, stacked = (problem.simulation(method, engine=engine, **changes) for engine in ("loop", "stacked"))
     assert isinstance(stacked.engine, Stacked)
-    stacked.engine.graphs = _SurplusClients(stacked.engine)  # type: ignore[assignment]
+    stacked.engine.graphs = SurplusClients(stacked.engine)  # type: ignore[assignment]
     loop.run(), stacked.run()
     expect.same(loop.server, stacked.server, "a finished client's weights changed")
 
@@ -161,28 +151,8 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
 @_check
 def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method)
-    without, padded = (_one_step(sim, pad) for pad in (0, 3))
+    without, padded = (one_step(sim, pad) for pad in (0, 3))
     expect.same(without, padded, "padded examples change a step")
-
-
-def _one_step(sim: Simulation, pad: int) -> Tree:
-    """Return one step and one measurement on a batch of 4 real examples and `pad` padded ones."""
-    local, method = sim.local, sim.method
-    shared, job = method.broadcast(sim.server), sim.job(5, 1)
-    x, y = tree.take(local.inputs(sim.x), slice(8)), sim.y[:8]
-    counts = np.bincount(y[:4].numpy(), minlength=sim.task.n_classes)
-    facts = tree.take(local.facts([job.plan], counts[None], 0.1), 0)
-    with torch.no_grad():
-        prepared = method.prepare(Visit("prepare", sim.task, shared, job.client, facts))
-        notes = local.annotate(shared, prepared, x, y)
-        noise = np.linspace(0, 1, 8)
-        selected = local.selected_examples(shared, facts, prepared, sim.x[:8], y, noise, notes)
-    batch = {"x": tree.take(x, slice(4 + pad)), "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4, **selected}
-    params = tree.map(torch.clone, shared["params"])
-    loss = local.step(params, sim.task.optimizer.init(params), batch, shared, facts, prepared, 0.1)
-    batch["position"] = torch.arange(4 + pad)
-    measured = local.measure(params, batch, shared, facts, prepared) if method.uses("measure") else {}
-    return {"params": params, "loss": loss, "measured": measured}
 
 
 # Hyperparameters
@@ -190,14 +160,15 @@ def _one_step(sim: Simulation, pad: int) -> Tree:
 
 @_check
 def _hyperparameters_reject_nonsense(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    for field in method.hyperparameters():
-        for nonsense in ("1", None, float("nan"), -1.0, float("inf"), [1.0]):
+    for field, h in method.hyperparameters().items():
+        signed = h.choices is None and h.low is None and h.above is None
+        for nonsense in ("1", None, float("nan"), float("inf"), [1.0], *(() if signed else (-1.0,))):
             try:
                 dataclasses.replace(method, **{field: nonsense})
             except MethodError as error:
-                if error.key == f"method.{field}":
-                    continue
-            expect.true(False, f"{field} = {nonsense!r} is accepted")
+                expect.true(error.key == f"method.{field}", f"{field} = {nonsense!r} raises an error of {error.key}")
+            else:
+                expect.true(False, f"{field} = {nonsense!r} is accepted")
 
 
 @_check
@@ -282,6 +253,23 @@ def _client_states_are_separate(method: FedAvg, problem: Problem, expect: Expect
 
 
 @_check
+def _checkpoints_hold_all_state(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """Two rounds, through files into new objects, one more round: bit for bit the uninterrupted run."""
+    whole = problem.run(method)
+    with tempfile.TemporaryDirectory() as path:
+        with RunFolder.create(Path(path), {"checkpoint_every": 1}) as folder:
+            problem.simulation(method, rounds=2).attach(folder).run()
+        with RunFolder.open(Path(path)) as folder:
+            resumed = problem.simulation(method).attach(folder)
+            resumed.run()
+            a, b = whole.state.clients, resumed.state.clients
+            expect.same(whole.server, resumed.server, "a resumed run ends with another server tree", tolerance=0)
+            expect.true(set(a) == set(b), "a resumed run has states of other clients")
+            for k in a:
+                expect.same(a[k], b[k], f"the state of client {k} is another in a resumed run", tolerance=0)
+
+
+@_check
 def _uploads_are_the_clients_own(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method)
     upload = tree.take(sim.engine.train(method.broadcast(sim.server), [sim.job(5, 1)], 0.1).upload, 0)
@@ -294,7 +282,7 @@ def _uploads_are_the_clients_own(method: FedAvg, problem: Problem, expect: Expec
 
 @_check
 def _teachers_are_in_evaluation_mode(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    sim = dataclasses.replace(problem, model=_WithDropout()).simulation(method)
+    sim = dataclasses.replace(problem, model=WithDropout()).simulation(method)
     sim.step()
     shared, job = method.broadcast(sim.server), sim.job(5, 2)
     facts = tree.take(sim.local.facts([job.plan], job.counts[None], 0.1), 0)
@@ -331,25 +319,6 @@ def _personal_params_are_usable(method: FedAvg, problem: Problem, expect: Expect
         logits = sim.task.apply(sim.personal_params(client), sim.x_test)
         finite = bool(logits.isfinite().all())
         expect.true(finite, f"client {client}'s own model gives NaN or infinity")
-
-
-class _WithDropout(nn.Module):
-    """A network whose output is random in training mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.body, self.out = nn.Linear(16, 32), nn.Linear(32, 4)
-
-    def features(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(self.body(x.flatten(1)).relu(), 0.5, self.training)
-
-    def head(self, h: Tensor) -> Tensor:
-        return self.out(h)  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
 
 
 def _memory(value: Tree) -> set[int]:

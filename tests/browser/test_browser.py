@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.synthetic import hostile_run, records, wave, write_pair, write_run
 
-from fedkeep.reports import write
+from fedkeep.reports.page import write
 from fedkeep.reports.watch import serve
 
 pytestmark = pytest.mark.browser

@@ -23,9 +23,9 @@ from fedkeep.analysis.groups import Group, Run, group_runs
 from fedkeep.experiments.build import load_data_and_clients
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run as run_experiment
-from fedkeep.reports import page_data, render, verdict, write
-from fedkeep.reports.data import ANATOMY_BYTES, HEAT_BYTES, pack
-from fedkeep.reports.page import STATIC
+from fedkeep.reports.data import ANATOMY_BYTES, HEAT_BYTES, pack, page_data
+from fedkeep.reports.page import STATIC, render, write
+from fedkeep.reports.verdict import verdict
 from fedkeep.runs import label_counts
 from fedkeep.runs.history import History
 

@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 
 from fedkeep.cli.app import app
 from fedkeep.cli.paper_tables import row_cells
+from fedkeep.data import partition
 from fedkeep.errors import ConfigError, FedkeepError
-from fedkeep.experiments import experiment, sweep
+from fedkeep.experiments import sweep
 from fedkeep.reproduce import against_paper, spec
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.measures import MEASURES, NEVER
@@ -168,7 +169,7 @@ def test_flashbacks_public_set_and_clients_have_the_papers_sizes() -> None:
     y = np.repeat(np.arange(10), 5000)
     data = from_arrays(y[:, None], y, y[:10, None], y[:10]).with_public(cell.data["public"], cell.data["validation"])
     assert (len(data.public.y), len(data.public.y_val), len(data.y_train)) == (1125, 375, 48500)
-    clients = experiment.SPLITS["dirichlet"](data.y_train, 100, 0.1).hold_out(cell.split["validation"])
+    clients = partition.dirichlet(data.y_train, 100, 0.1).hold_out(cell.split["validation"])
     assert len(clients.indices) == pytest.approx(0.9 * 48500, abs=100)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.errors import raises
-from support.methods import METHODS
 from support.problems import Problem, same
 from support.runs import (
     SMALL,
@@ -30,7 +29,6 @@ from support.runs import (
 import fedkeep as fk
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.runs.files import to_toml
-from fedkeep.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize("method", fk.methods.REGISTRY)
@@ -195,19 +193,3 @@ def test_a_run_of_a_flower_app_is_resumed_by_its_app(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('engine = "stacked"', 'engine = "flower"'))
     with raises(ConfigError, key="run_dir", value=str(tmp_path), mentions=["flwr run", "run-dir"]):
         fk.resume(tmp_path)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_checkpoint_holds_the_whole_state(tmp_path: Path, problem: Problem, name: str) -> None:
-    """Two rounds, through files into new objects, one more round: bit for bit the uninterrupted run."""
-    whole = problem.run(METHODS[name]())
-    with RunFolder.create(tmp_path, {"checkpoint_every": 1}) as folder:
-        first = problem.simulation(METHODS[name](), rounds=2).attach(folder)
-        first.run()
-    with RunFolder.open(tmp_path) as folder:
-        second = problem.simulation(METHODS[name]()).attach(folder)
-        assert second.round == 2
-        second.run()
-    assert same(whole.server, second.server)
-    assert set(whole.state.clients) == set(second.state.clients)
-    assert all(same(whole.state.clients[k], second.state.clients[k]) for k in whole.state.clients)

@@ -578,3 +578,10 @@ def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_parts(
     assert gap(whole.server, parts.server) < 1e-12
     halved = [record.args for record in caplog.records if record.name == "fedkeep"]
     assert halved == [(6, 3), (3, 1)], "clients at a time, and from then on"
+
+
+def test_settings_as_keyword_arguments_are_the_settings() -> None:
+    """Editors and type checkers see `SettingsDict`; it must list every setting."""
+    from fedkeep.engine.settings import SettingsDict
+
+    assert list(SettingsDict.__annotations__) == [f.name for f in dataclasses.fields(fk.Settings)]

@@ -18,7 +18,7 @@ from torch import nn
 
 import fedkeep as fk
 from fedkeep import models
-from fedkeep.engine.choose import unstackable
+from fedkeep.engine.choose import why_not_stackable
 from fedkeep.engine.mapping import map_clients
 from fedkeep.errors import ModelError
 from fedkeep.task import Task, check_forward, check_model
@@ -597,7 +597,7 @@ def test_both_engines_agree_on_residual_networks(name, options) -> None:
 
 def test_the_large_stem_can_be_stacked() -> None:
     model = models.build("resnet10", (2, 68, 68), 3, width=2, projection=4)
-    assert unstackable(Task(model, 3, 2), torch.rand(2, 2, 68, 68), map_clients) is None
+    assert why_not_stackable(Task(model, 3, 2), torch.rand(2, 2, 68, 68), map_clients) is None
 
 
 def test_both_engines_agree_on_a_converted_module() -> None:

@@ -67,7 +67,7 @@ def require_columns(schema: Any, chosen: Chosen, where: str) -> None:
             raise DataError(f"{where} has {names.count(name)} columns named {name!r}", key=option, value=name)
         if name not in names:
             raise DataError(
-                f"{where} has no column {name!r}: {did_you_mean(name, names[:30])}",
+                f"{where} has no column {name!r}: {did_you_mean(name, names)}",
                 key=option,
                 value=name,
                 valid=names,
