@@ -124,7 +124,7 @@ def _full_key(key: str) -> str:
         return key
     if key.partition(".")[0] in TRAIN:
         return f"train.{key}"
-    valid = [*KEYS, *TRAIN]
+    valid = [*KEYS, *(f"train.{name}" if "." in key else name for name in TRAIN)]
     raise ConfigError(f"unknown key {key!r}: {did_you_mean(key, valid)}", key=key, valid=valid)
 
 
