@@ -183,6 +183,12 @@ class FedAvg:
         _check_hooks(cls)
 
     def __post_init__(self) -> None:
+        if any(isinstance(value, dataclasses.Field) for value in vars(type(self)).values()):
+            raise MethodError(
+                f"{type(self).__name__} declares hyperparameters but is not a dataclass: decorate it with "
+                "@dataclass(frozen=True)",
+                key=self.name,
+            )
         for f in dataclasses.fields(self):
             if "hyper" in f.metadata:
                 f.metadata["hyper"].check(self.name, f.name, getattr(self, f.name))
@@ -304,12 +310,18 @@ def _check_passes(cls: type[FedAvg]) -> None:
         raise MethodError(f"{cls.__name__}.passes must name different hooks, `loss` among them", key="passes")
     for name in cls.passes:
         if not callable(getattr(cls, name, None)):
+            public = [known for known in dir(cls) if not known.startswith("_")]
             raise MethodError(
-                f"{cls.__name__}.passes names {name!r}, which is not a method: {did_you_mean(name, vars(cls))}",
+                f"{cls.__name__}.passes names {name!r}, which is not a method: {did_you_mean(name, public)}",
                 key="passes",
                 value=name,
             )
         _require_arguments(cls, name, getattr(cls, name), HOOKS["loss"])
+    unused = [hook for hook in ("gradient_point", "combine_gradients") if len(cls.passes) == 1 and cls.uses(hook)]
+    if unused:
+        raise MethodError(
+            f"{cls.__name__}.{unused[0]} is only called for methods with several passes: set `passes`", key=unused[0]
+        )
     if len(cls.passes) > 1 and not (cls.uses("gradient_point") or cls.uses("combine_gradients")):
         raise MethodError(
             f"{cls.__name__} has several passes, but uses the gradient of `loss` alone: "

@@ -73,7 +73,10 @@ def main() -> None:
         sys.exit(1 if isinstance(error, Diverged) else 2)
     except SystemExit as end:
         if end.code == 130:  # typer's exit code for Ctrl-C
-            print("fedkeep: interrupted; to resume, repeat the command or use fedkeep resume RUN", file=sys.stderr)
+            print(
+                "fedkeep: interrupted; a run in a folder is resumed by the same command, or by fedkeep resume RUN",
+                file=sys.stderr,
+            )
         raise
 
 

@@ -52,7 +52,8 @@ def run(
 ) -> None:
     """Run an experiment or a sweep, one folder per run. Unfinished runs are resumed.
 
-    FILE.toml can also be the name of an experiment that comes with fedkeep: digits. method=all sweeps all methods.
+    FILE.toml can also be the name of an experiment that comes with fedkeep: digits.
+    --sweep method=all runs all methods.
 
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
@@ -65,10 +66,12 @@ def run(
     make_callbacks = ExtraCallbacks(tensorboard, tuple(parse_study_names(instruments)) if instruments else (), every)
     make_callbacks()  # a missing package is reported now, not after the first round
     file, overrides = file_and_overrides(args)
+    if file is None and not overrides:
+        raise FedkeepError("no experiment given: fedkeep run FILE.toml, or fedkeep run digits", key="file")
     tables = read(file) if file else {}
     base = name or tables.get("name") or (file.stem if file else "run")
     todo = {}
-    for combination in expand_sweep(sweep or []):
+    for combination in expand_sweep(sweep or [], overrides):
         every_override = [*overrides, *combination]
         label = folder_name(base, combination if name else every_override)
         if label in todo:

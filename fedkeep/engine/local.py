@@ -146,6 +146,12 @@ class LocalTraining:
         if len(self.method.passes) > 1:
             visit = self._in_step("combine_gradients", shared, facts, local)
             grads = self.method.combine_gradients(visit, params, grads)
+            if grads.keys() != params.keys():
+                raise MethodError(
+                    f"{self.method.name}: combine_gradients must return one gradient, with the names of the weights, "
+                    f"not {', '.join(grads)}",
+                    key="combine_gradients",
+                )
         grads = self.method.correct(self._in_step("correct", shared, facts, local), params, grads)
         if self.clip_norm is not None:
             norm = tree.dot(grads, grads).sqrt()
@@ -196,7 +202,9 @@ class LocalTraining:
                         sums = self.measure(params, batch, shared, facts, local)
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):
-                upload, client = method.finish(Visit("finish", task, shared, client, facts, local), params, measured)
+                visit = Visit("finish", task, shared, client, facts, local)
+                result = method.finish(visit, params, measured)
+                upload, client = require_pair(method, "finish", "(upload, state)", result)
         return ClientResult(params, upload, client, torch.stack(losses))
 
     def facts(self, plans: Sequence[ClientPlan], counts: np.ndarray, lr: float) -> Tree:
@@ -260,7 +268,7 @@ class LocalTraining:
         choice = self.method.select_examples(visit, y, valid, uniform, notes)
         if choice is None:
             return {}
-        index, weight = choice
+        index, weight = require_selection(self.method, choice)
         inputs = self.inputs(tree.take(x, index))
         note = self.annotate(shared, local, inputs, y[index])
         return {"selected": {"x": inputs, "y": y[index], "weight": weight, "note": note}}
@@ -278,6 +286,25 @@ class _LazyNotes(dict[str, Any]):
             raise KeyError(key)
         self["note"] = self.annotate()
         return self["note"]  # type: ignore[no-any-return]
+
+
+def require_pair(method: FedAvg, hook: str, pair: str, value: Any) -> tuple[Any, Any]:
+    """Return what a hook returned; raise unless it is a pair."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise MethodError(f"{method.name}: {hook} must return {pair}, not {type(value).__name__}", key=hook)
+    return value
+
+
+def require_selection(method: FedAvg, choice: Any) -> tuple[Tensor, Tensor]:
+    """Return the index and the weight of the selected examples; raise unless they are whole numbers and as many."""
+    index, weight = require_pair(method, "select_examples", "(index, weight)", choice)
+    if index.is_floating_point() or index.dtype == torch.bool or index.shape != weight.shape:
+        raise MethodError(
+            f"{method.name}: select_examples must return positions (whole numbers) and as many weights, not "
+            f"{index.dtype} {tuple(index.shape)} and {weight.dtype} {tuple(weight.shape)}",
+            key="select_examples",
+        )
+    return index, weight
 
 
 @contextmanager

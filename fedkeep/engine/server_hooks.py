@@ -43,7 +43,13 @@ def _checked(method: FedAvg, hook: str, value: Any) -> Tree:
     """Raise unless a server hook returned a tree of tensors with "params"."""
     if not isinstance(value, dict) or not isinstance(value.get("params"), dict):
         raise MethodError(
-            f'{method.name}: {hook} must return a dict with "params", not {type(value).__name__}', key=hook
+            f'{method.name}: {hook} must return a dict with "params", the weights, not '
+            + (
+                f"one with {', '.join(map(str, value)) or 'nothing'}"
+                if isinstance(value, dict)
+                else type(value).__name__
+            ),
+            key=hook,
         )
     bad = [path for path, leaf in tree.items(value) if not isinstance(leaf, torch.Tensor)]
     if bad:

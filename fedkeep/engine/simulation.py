@@ -285,7 +285,7 @@ def _as_method(method: FedAvg | str) -> FedAvg:
     chosen = methods.get(method)() if isinstance(method, str) else method
     if not isinstance(chosen, FedAvg):
         raise MethodError(
-            f"the method must be an instance of a class in fedkeep.methods, or its name, not {method!r}",
+            f"the method must be an instance, such as FedNTD(), or a name, not {method!r}",
             key="method",
             value=method,
         )

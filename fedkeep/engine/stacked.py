@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedkeep import tree
 from fedkeep.engine.gpu.graphs import Graphs
-from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage
+from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage, require_pair, require_selection
 from fedkeep.engine.mapping import Each, map_clients, one_stream_each
 from fedkeep.engine.stacked_plan import StackedPlan
 from fedkeep.method import Visit
@@ -78,7 +78,9 @@ class Stacked:
         measured = self._measure(params, shared, facts, local, plan) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
             upload, client = map_clients(
-                lambda w, c, f, loc, m: method.finish(Visit("finish", task, shared, c, f, loc), w, m),
+                lambda w, c, f, loc, m: require_pair(
+                    method, "finish", "(upload, state)", method.finish(Visit("finish", task, shared, c, f, loc), w, m)
+                ),
                 params,
                 client,
                 facts,
@@ -167,8 +169,9 @@ class Stacked:
         )
         if choice is None:
             return {}
-        index, weight = choice
-        at = plan.examples[index + plan.start[:, None]]
+        index, weight = require_selection(method, choice)
+        own = index.clamp(max=plan.last[:, None])  # padded places have weight 0; the last own example stands in
+        at = plan.examples[own + plan.start[:, None]]
         inputs = self.local.inputs(tree.take(self.x, at.reshape(-1)))
         inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
         each = one_stream_each if self.each is one_stream_each else map_clients

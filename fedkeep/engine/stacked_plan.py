@@ -40,7 +40,7 @@ class StackedPlan:
         self.steps_on_device: Tree = tree.map(put, {"at": at, "place": place, "mask": mask, "augment": augment})
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
-        self.start = put(starts)
+        self.start, self.last = put(starts), put(np.array(self.sizes) - 1)  # of each client's own examples
         self.jobs = jobs
 
     def valid_and_noise(self) -> tuple[Tensor, Tensor]:

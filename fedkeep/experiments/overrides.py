@@ -97,8 +97,8 @@ def as_table(section: str, value: Any) -> Any:
     return {NAME_KEY[section]: value} if isinstance(value, str) and section in NAME_KEY else value
 
 
-def expand_sweep(axes: Sequence[str]) -> list[list[str]]:
-    """Turn `key=a,b,c` sweeps into lists of overrides, one per combination.
+def expand_sweep(axes: Sequence[str], fixed: Sequence[str] = ()) -> list[list[str]]:
+    """Turn `key=a,b,c` sweeps into lists of overrides, one per combination; raise if `fixed` overrides a swept key.
 
     >>> expand_sweep(["seed=0,1", "method=fedavg,fedntd"])[1:3]
     [['seed=0', 'method=fedntd'], ['seed=1', 'method=fedavg']]
@@ -115,6 +115,10 @@ def expand_sweep(axes: Sequence[str]) -> list[list[str]]:
         if values == ["all"] and key in ("method", "method.name"):
             values = list(methods.discover())
         overrides[full] = [f"{key}={value}" for value in values]
+    for text in fixed:
+        key = text.partition("=")[0].strip()
+        if overrides and _full_key(key) in overrides:
+            raise ConfigError(f"{key} is both swept and overridden by {text!r}", key=_full_key(key), value=text)
     return [list(combination) for combination in itertools.product(*overrides.values())]
 
 

@@ -57,6 +57,9 @@ def read_instruments(run_dir: str | Path) -> list[dict[str, Any]]:
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """Return a run's experiment file as a dict; raise if it is of a newer format."""
+    require_folder(path)
+    if path.is_file():
+        raise RunError(f"{path} is a file, not a run folder", key="run", value=str(path))
     file = path / EXPERIMENT
     try:
         about = tomllib.loads(file.read_text())

@@ -22,7 +22,7 @@ from fedkeep.engine.stacked import Stacked
 from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, Cohort, FedAvg, Visit
 from fedkeep.runs.folder import RunFolder
-from fedkeep.testing.fixtures import SurplusClients, WithDropout, one_step
+from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
 from fedkeep.tree import Tree
 
@@ -34,6 +34,8 @@ CHECKS: dict[str, Callable[[FedAvg, Problem], None]] = {}
 
 def check_method(method: FedAvg, only: Iterable[str] | None = None) -> None:
     """Run all checks, or only those named; raise `MethodError` at the first that fails. Its `key` names the check."""
+    if not isinstance(method, FedAvg):
+        raise MethodError(f"check_method takes a method, such as FedNTD(), not {method!r}", key="method", value=method)
     problem = small_problem()
     for name in CHECKS if only is None else only:
         require_choice("only", name, CHECKS, what="check")
@@ -218,6 +220,8 @@ def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) 
         expect.same(uploads_before, uploads, "aggregate changed the uploads", tolerance=0)
         shares = _memory(after["params"]) & _memory(server["params"])
         expect.true(not shares, "aggregate returned the memory of the server's old weights")
+    for hook, changed in changed_in_a_step(sim).items():
+        expect.true(not changed, f"{hook} wrote into its arguments ({', '.join(changed)})")
 
 
 @_check
@@ -323,3 +327,10 @@ def _personal_params_are_usable(method: FedAvg, problem: Problem, expect: Expect
 
 def _memory(value: Tree) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(value)}
+
+
+# Checks that name a cause run before those that see its effects.
+_FIRST = ("hyperparameters_reject_nonsense", "arguments_stay_unchanged", "trees_keep_their_shapes",
+          "padding_does_not_matter")  # fmt: skip
+for _name in [*_FIRST, *(name for name in CHECKS if name not in _FIRST)]:
+    CHECKS[_name] = CHECKS.pop(_name)

@@ -33,6 +33,40 @@ class SurplusClients:
 
 def one_step(sim: Simulation, pad: int) -> Tree:
     """Return one step and one measurement on a batch of 4 real examples and `pad` padded ones."""
+    local = sim.local
+    shared, facts, prepared, batch = _one_batch(sim, pad)
+    params = tree.map(torch.clone, shared["params"])
+    loss = local.step(params, sim.task.optimizer.init(params), batch, shared, facts, prepared, 0.1)
+    batch["position"] = torch.arange(4 + pad)
+    measured = local.measure(params, batch, shared, facts, prepared) if sim.method.uses("measure") else {}
+    return {"params": params, "loss": loss, "measured": measured}
+
+
+def changed_in_a_step(sim: Simulation) -> dict[str, list[str]]:
+    """Return, for each hook of a step that a method uses, the leaves of its arguments that it wrote into."""
+    method = sim.method
+    shared, facts, prepared, batch = _one_batch(sim, pad=0)
+    params, grads = (tree.map(torch.clone, shared["params"]) for _ in range(2))
+    by_pass = {name: tree.map(torch.clone, grads) for name in method.passes}
+    arguments: dict[str, tuple[Tree, ...]] = {
+        **dict.fromkeys(method.passes, (params, batch)),
+        "gradient_point": (params, by_pass),
+        "combine_gradients": (params, by_pass),
+        "correct": (params, grads),
+    }
+    changed = {}
+    for hook, given in arguments.items():
+        named = {"shared": shared, "local": prepared, **{str(k): one for k, one in enumerate(given)}}
+        before = tree.map(torch.clone, named)
+        with torch.no_grad():
+            getattr(method, hook)(Visit(hook, sim.task, shared, facts=facts, local=prepared), *given)
+        pairs = zip(tree.items(before), tree.items(named), strict=True)
+        changed[hook] = [path.partition("/")[2] or path for (path, a), (_, b) in pairs if not torch.equal(a, b)]
+    return changed
+
+
+def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
+    """Return shared, facts, local and a batch of 4 real examples and `pad` padded ones."""
     local, method = sim.local, sim.method
     shared, job = method.broadcast(sim.server), sim.job(5, 1)
     x, y = tree.take(local.inputs(sim.x), slice(8)), sim.y[:8]
@@ -41,14 +75,12 @@ def one_step(sim: Simulation, pad: int) -> Tree:
     with torch.no_grad():
         prepared = method.prepare(Visit("prepare", sim.task, shared, job.client, facts))
         notes = local.annotate(shared, prepared, x, y)
-        noise = np.linspace(0, 1, 8)
-        selected = local.selected_examples(shared, facts, prepared, sim.x[:8], y, noise, notes)
+        own = tree.take(sim.x, slice(8))
+        selected = local.selected_examples(shared, facts, prepared, own, y, np.linspace(0, 1, 8), notes)
     batch = {"x": tree.take(x, slice(4 + pad)), "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4, **selected}
-    params = tree.map(torch.clone, shared["params"])
-    loss = local.step(params, sim.task.optimizer.init(params), batch, shared, facts, prepared, 0.1)
-    batch["position"] = torch.arange(4 + pad)
-    measured = local.measure(params, batch, shared, facts, prepared) if method.uses("measure") else {}
-    return {"params": params, "loss": loss, "measured": measured}
+    if method.uses("annotate"):
+        batch["note"] = tree.take(notes, slice(4 + pad))
+    return shared, facts, prepared, batch
 
 
 class WithDropout(nn.Module):

@@ -6,6 +6,7 @@ tensors, a default that silences the method, a hook that is never called, state 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -78,6 +79,26 @@ class TeacherInTraining(FedAvg):
         return {"z": visit.task.apply(visit.shared["params"], x, train=True)}
 
 
+class WritingGradients(FedAvg):
+    def correct(self, visit, params, grads):
+        for g in tree.leaves(grads):
+            g.mul_(0.5)
+        return grads
+
+
+class WritingWeights(FedAvg):
+    def correct(self, visit, params, grads):
+        for w in tree.leaves(params):
+            w.mul_(0.999)
+        return grads
+
+
+class WritingBatch(FedAvg):
+    def loss(self, visit, params, batch):
+        batch["x"].mul_(0.5)
+        return super().loss(visit, params, batch)
+
+
 class Remembering(FedAvg):
     def init_client(self, task, params):
         return {"last": torch.zeros(2, dtype=task.dtype)}
@@ -118,6 +139,9 @@ class Silent(FedAvg):
         (Unmasked(), "stacked_equals_loop"),
         (Unmasked(), "padding_does_not_matter"),
         (Writing(), "arguments_stay_unchanged"),
+        (WritingGradients(), "arguments_stay_unchanged"),
+        (WritingWeights(), "arguments_stay_unchanged"),
+        (WritingBatch(), "arguments_stay_unchanged"),
         (Random(), "stacked_equals_loop"),
         (Random(), "runs_are_reproducible"),
         (Growing(), "trees_keep_their_shapes"),
@@ -137,7 +161,23 @@ def test_a_broken_rule_is_found_and_named(method: FedAvg, check: str) -> None:
         check_method(method, only=[check])
 
 
+def test_hyperparameters_without_bounds_may_be_negative() -> None:
+    @dataclass(frozen=True)
+    class Signed(FedAvg):
+        mu: float = hyper(0.1, "a shift", test_value=-0.1)
+
+    check_method(Signed(), only=["hyperparameters_reject_nonsense"])
+
+
+def test_causes_are_checked_before_their_effects() -> None:
+    for method in (WritingBatch(), Writing()):
+        with raises(MethodError, key="arguments_stay_unchanged"):
+            check_method(method)
+
+
 def test_check_method_runs_all_checks_or_those_named() -> None:
+    with raises(MethodError, key="method", value="fedntd"):
+        check_method("fedntd")
     with raises(MethodError, key="default_differs_from_fedavg"):
         check_method(Silent())
     check_method(Silent(), only=["stacked_equals_loop"])
@@ -239,6 +279,55 @@ def test_a_name_close_to_a_hooks_is_warned_about(caplog: pytest.LogCaptureFixtur
     assert "annotate" in caplog.text
 
 
+class Selecting(FedAvg):
+    """Up to four random own examples; padding has weight 0, as docs/contract.md shows."""
+
+    def select_examples(self, visit, y, valid, noise, note):
+        index = torch.where(valid, noise, -1).topk(4).indices
+        return index, valid[index].to(noise.dtype)
+
+    def loss(self, visit, params, batch):
+        selected = batch["selected"]
+        z = visit.task.apply(params, selected["x"], train=True)
+        own = (selected["weight"] * visit.task.criterion(z, selected["y"])).sum() / selected["weight"].sum()
+        return super().loss(visit, params, batch) + own
+
+
+def test_a_selection_may_name_padding_with_weight_0(problem: Problem) -> None:
+    """Clients have at least three examples here, the selection four places: the stacked engine pads."""
+    loop_sizes = [len(own) for own in problem.clients]
+    assert min(loop_sizes) == 3
+    larger = dataclasses.replace(problem, clients=[own for own in problem.clients if len(own) > 3])
+    CHECKS["stacked_equals_loop"](Selecting(), larger)
+    sim = problem.simulation(Selecting(), engine="stacked", participation=1.0)
+    sim.run()
+    assert all(bool(w.isfinite().all()) for w in tree.leaves(sim.params))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize(
+    ("hook", "function"),
+    [
+        ("select_examples", lambda self, visit, y, valid, noise, note: (noise < 0.1, valid.to(noise.dtype))),
+        ("select_examples", lambda self, visit, y, valid, noise, note: noise.topk(1).indices),
+        ("select_examples", lambda self, visit, y, valid, noise, note: (noise.topk(2).indices, noise[:1])),
+        ("finish", lambda self, visit, params, measured: {"params": params, "n": visit.facts["n"]}),
+    ],
+    ids=["mask", "index alone", "other number of weights", "upload alone"],
+)
+def test_a_wrong_result_of_a_client_hook_raises(problem: Problem, hook: str, function, engine: str) -> None:
+    with raises(MethodError, key=hook):
+        problem.run(type("Wrong", (FedAvg,), {hook: function})(), engine=engine)
+
+
+def test_a_method_that_is_not_a_dataclass_raises() -> None:
+    class Undecorated(FedAvg):
+        mu: float = hyper(0.1, "a weight")
+
+    with raises(MethodError, key="undecorated"):
+        Undecorated()
+
+
 # Several gradients per step
 
 
@@ -256,6 +345,20 @@ def test_a_name_close_to_a_hooks_is_warned_about(caplog: pytest.LogCaptureFixtur
 def test_wrong_passes_fail_when_the_class_is_made(passes: tuple[str, ...], hooks: dict) -> None:
     with pytest.raises(MethodError):
         type("Wrong", (FedAvg,), {"passes": passes, **hooks})
+
+
+def test_hooks_of_several_passes_need_several_passes() -> None:
+    with raises(MethodError, key="combine_gradients"):
+        type("Single", (FedAvg,), {"combine_gradients": lambda self, visit, params, grads: grads["loss"]})
+
+
+def test_combined_gradients_must_be_one_gradient(problem: Problem) -> None:
+    class All(SAM):
+        def combine_gradients(self, visit, params, grads):
+            return grads
+
+    with raises(MethodError, key="combine_gradients"):
+        problem.run(All())
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

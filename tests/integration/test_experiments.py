@@ -153,6 +153,8 @@ def test_a_sweep_is_the_product_of_its_axes() -> None:
         expand_sweep(["seed"])
     with raises(ConfigError, key="train.lr", value="lr=0.3"):
         expand_sweep(["train.lr=0.1,0.2", "lr=0.3"])
+    with raises(ConfigError, key="seed"):
+        expand_sweep(["seed=0,1"], ["seed=3"])
 
 
 plain = st.one_of(
