@@ -7,7 +7,9 @@ setting, option or field, `value` what was given, `valid` the valid choices. Eac
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound="FedkeepError")
 
 
 class FedkeepError(ValueError):
@@ -19,6 +21,10 @@ class FedkeepError(ValueError):
         super().__init__(message)
         self.key, self.value = key, value
         self.valid = None if valid is None else tuple(valid)
+
+    def converted(self, kind: type[E], message: str) -> E:
+        """Return an error of another type and message, with this one's key, value and valid choices."""
+        return kind(message, key=self.key, value=self.value, valid=self.valid)
 
 
 class DataError(FedkeepError):

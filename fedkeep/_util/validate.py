@@ -97,7 +97,7 @@ def first_error(section: str, error: ValidationError) -> ConfigError:
     first = error.errors()[0]
     reason = first.get("ctx", {}).get("error")
     if isinstance(reason, FedkeepError):
-        return ConfigError(str(reason), key=reason.key, value=reason.value, valid=reason.valid)
+        return reason.converted(ConfigError, str(reason))
     key = section + ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return ConfigError(f"{key} is missing", key=key)

@@ -87,12 +87,10 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = ()) -> History:
     try:
         experiment = Experiment.from_dict(about)
     except FedkeepError as error:
-        raise ConfigError(
+        raise error.converted(
+            ConfigError,
             f"{path} cannot be resumed from its file alone ({error}); resume it from Python: "
             "fedkeep.resume(run_dir, method=..., model=..., data=..., clients=...)",
-            key=error.key,
-            value=error.value,
-            valid=error.valid,
         ) from error
     return resume_experiment(experiment, path, callbacks)
 

@@ -130,12 +130,10 @@ def _from_file(path: Path, about: dict[str, Any]) -> Federation:
     try:
         return build(Experiment.from_dict(about))
     except FedkeepError as error:
-        raise ConfigError(
+        raise error.converted(
+            ConfigError,
             f"{path} cannot be restored from its experiment file alone ({error}); from Python, use "
             "fedkeep.instruments.analyse(run_dir, what, model=..., data=..., clients=...)",
-            key=error.key,
-            value=error.value,
-            valid=error.valid,
         ) from error
 
 

@@ -206,7 +206,7 @@ def _require_row(key: str, row: str, rows: dict[str, Row]) -> None:
 
 
 def _with_prefix(prefix: str, error: FedkeepError) -> ConfigError:
-    return ConfigError(f"{prefix}: {error}", key=error.key, value=error.value, valid=error.valid)
+    return error.converted(ConfigError, f"{prefix}: {error}")
 
 
 def _select(option: str, what: str, wanted: Iterable[str] | None, valid: dict[str, Any]) -> list[str]:

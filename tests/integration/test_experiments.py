@@ -216,7 +216,9 @@ def test_invalid_input_ends_in_one_line_and_code_2(tmp_path: Path) -> None:
         "nowhere": ["compare", "nowhere"],
         "no": ["resume", "no"],
         "x.toml": ["run", "x.toml", "y.toml"],
-        "x-lr=0.1": ["run", "x.toml", "lr=0.1", "--sweep", "lr=0.1,0.1"],
+        "x-lr=0.1": ["run", "x.toml", "--sweep", "lr=0.1,0.1"],
+        "lr=0.3": ["run", "x.toml", "lr=0.3", "--sweep", "lr=0.1,0.2"],
+        "FILE.toml": ["run"],
         "nowhere/split.svg": ["partition", "x.toml", "-o", "nowhere/split.svg"],
     }
     for mention, args in wrong.items():

@@ -81,7 +81,7 @@ def load(
             name=raw.name,
         )
     except DataError as error:
-        raise DataError(f"{raw.name}: {error}", key=error.key, value=error.value, valid=error.valid) from error
+        raise error.converted(DataError, f"{raw.name}: {error}") from error
     data = data if min_per_id is None else data.drop_small_owners(min_per_id)
     if public_ids is not None:
         return data.with_public(public_ids, validation, seed, by_id=True)

@@ -165,11 +165,9 @@ def read(name: str, root: str | Path | None, options: Options) -> Raw:
     try:
         raw = known.read(folder / known.subfolder if (folder / known.subfolder).is_dir() else folder, options)
     except Missing as error:
-        raise Missing(
+        raise error.converted(
+            Missing,
             f"{name} is incomplete: {error}; {_download_hint(name, folder)}",
-            key=error.key,
-            value=error.value,
-            valid=error.valid,
         ) from error
     if raw.n_classes not in (None, known.n_classes) and options.y != "coarse_label":
         raise DataError(
