@@ -27,9 +27,9 @@ class RoundResult:
     """A trained round that is not applied yet.
 
     `clients` is stacked over the cohort, in the order of its ids: `upload`, `client` (the next states) and `loss`. With
-    `keep_models` also `params`, the local models; where local models are evaluated also `hits` and `label_counts`
-    [K, C]. It is empty if the cohort is, and on every rank but the first. `upload` has fewer entries than the cohort
-    where a method only averages and the cohort was trained in chunks: each entry is then the mean of a chunk.
+    `keep_models` also `params`, the local models; without it, where local models are evaluated, `hits` and
+    `label_counts` [K, C]. It is empty if the cohort is, and on every rank but the first. If a method only
+    averages and the cohort was trained in chunks, `upload` has one entry for each chunk: its mean.
     """
 
     plan: RoundPlan
@@ -98,7 +98,7 @@ class RoundTrainer:
             clients["upload"] = tree.map(lambda t: t[None], {"params": mean, "n": result.upload["n"].sum()})
         if keep_models:
             clients["params"] = tree.detach(result.params)
-        if self.settings.due(self.settings.eval_local_every, plan.round):
+        elif self.settings.due(self.settings.eval_local_every, plan.round):
             engine = self.trainer.engine
             each = engine.each if isinstance(engine, Stacked) else None
             clients["hits"] = self.evaluator.local_models(result.params, len(jobs), each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,17 @@ from fedkeep.data.plan import ClientPlan, make_plan
 from fedkeep.engine.settings import DTYPES, Settings
 from fedkeep.errors import DataError
 from fedkeep.task import Public, Task
+
+
+def require_dataset(data: Any) -> Dataset:
+    """Return the data set; raise if it is something else."""
+    if not isinstance(data, Dataset):
+        raise DataError(
+            f"the data must come from fedkeep.data.load or from_arrays, not as {type(data).__name__}",
+            key="data",
+            value=data,
+        )
+    return data
 
 
 def make_task(

@@ -26,7 +26,7 @@ from fedkeep.engine.round_trainer import RoundResult, RoundTrainer
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.trainer import Trainer
-from fedkeep.errors import DataError, Diverged, FedkeepError, MethodError
+from fedkeep.errors import Diverged, FedkeepError, MethodError
 from fedkeep.method import FedAvg, Visit
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.folder import RunFolder
@@ -58,7 +58,7 @@ class Simulation:
         criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     ) -> None:
         self.method = _as_method(method)
-        self.data, self.settings, self.callbacks = _as_dataset(data), settings, _as_callbacks(callbacks)
+        self.data, self.settings, self.callbacks = setup.require_dataset(data), settings, _as_callbacks(callbacks)
         self.clients = Partition.of(clients, len(data.y_train))
         self.ranks = current_ranks()
         self.planner = RoundPlanner(settings, data, self.clients, self.ranks)
@@ -177,7 +177,7 @@ class Simulation:
     def train_round(self, number: int | None = None, keep_models: bool = False) -> RoundResult:
         """Train the clients of a round, by default the next one. Nothing changes: not the server, not the clients.
 
-        With `keep_models` the result holds every client's local model.
+        With `keep_models` the result holds every client's local model, and none is evaluated for the record.
         """
         number = self.round + 1 if number is None else number
         with self._numerics():
@@ -290,16 +290,6 @@ def _as_method(method: FedAvg | str) -> FedAvg:
             value=method,
         )
     return chosen
-
-
-def _as_dataset(data: Dataset) -> Dataset:
-    if not isinstance(data, Dataset):
-        raise DataError(
-            f"the data must come from fedkeep.data.load or from_arrays, not as {type(data).__name__}",
-            key="data",
-            value=data,
-        )
-    return data
 
 
 def _as_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:

@@ -14,9 +14,10 @@ from fedkeep.data import Dataset, Partition
 from fedkeep.engine import distributed
 from fedkeep.engine.federation import Federation
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulate import continue_run
 from fedkeep.engine.simulation import Callback
-from fedkeep.errors import ConfigError, DataError, FedkeepError, RunError
+from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.build import build, build_model
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import ROUNDS
@@ -66,9 +67,7 @@ def federation_from_arguments(
     if model is None or data is None or clients is None:
         missing = "model" if model is None else "data" if data is None else "clients"
         raise RunError(f"{missing} is missing: pass all three of model, data and clients, or none of them", key=missing)
-    if not isinstance(data, Dataset):
-        raise DataError("data must come from fedkeep.data.load or from_arrays", key="data", value=data)
-    clients = Partition.of(clients, len(data.y_train))
+    clients = Partition.of(clients, len(require_dataset(data).y_train))
     settings = Settings.of({**about["train"], "seed": about["seed"]})
     return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion)
 

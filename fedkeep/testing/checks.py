@@ -81,6 +81,67 @@ def _check(function: Callable[..., None], name: str = "") -> Callable[..., None]
     return function
 
 
+# Causes first: the checks below see their effects
+
+
+@_check
+def _hyperparameters_reject_nonsense(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    for field, h in method.hyperparameters().items():
+        signed = h.choices is None and h.low is None and h.above is None
+        for nonsense in ("1", None, float("nan"), float("inf"), [1.0], *(() if signed else (-1.0,))):
+            try:
+                dataclasses.replace(method, **{field: nonsense})
+            except MethodError as error:
+                expect.true(error.key == f"method.{field}", f"{field} = {nonsense!r} raises an error of {error.key}")
+            else:
+                expect.true(False, f"{field} = {nonsense!r} is accepted")
+
+
+@_check
+def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method)
+    for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
+        server = tree.map(torch.clone, sim.server)
+        shared = method.broadcast(server)
+        jobs = [sim.job(k, 1) for k in (0, 3, 5)]
+        arguments = {"server": server, "shared": shared, "states": {str(job.id): job.client for job in jobs}}
+        before = tree.map(torch.clone, arguments)
+        uploads = engine.train(shared, jobs, 0.1).upload
+        uploads_before = tree.map(torch.clone, uploads)
+        after = method.aggregate(sim.task, server, uploads, Cohort((0, 3, 5), 1, 0))
+        expect.same(before, arguments, "a hook changed its arguments", tolerance=0)
+        expect.same(uploads_before, uploads, "aggregate changed the uploads", tolerance=0)
+        shares = _memory(after["params"]) & _memory(server["params"])
+        expect.true(not shares, "aggregate returned the memory of the server's old weights")
+    for hook, changed in changed_in_a_step(sim).items():
+        expect.true(not changed, f"{hook} wrote into its arguments ({', '.join(changed)})")
+
+
+@_check
+def _trees_keep_their_shapes(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method, participation=1.0)
+
+    def shapes() -> list[Any]:
+        trees = {"server": sim.server, "shared": method.broadcast(sim.server)}
+        return [(path, leaf.shape, leaf.dtype) for path, leaf in tree.items(trees)]
+
+    before, state = shapes(), method.init_client(sim.task, sim.params)
+    sim.step(), sim.step()
+    expect.true(shapes() == before, "the server's tree or broadcast changed names, shapes or dtypes")
+    for k in sim.state.clients:
+        same = [(p, t.shape, t.dtype) for p, t in tree.items(state)] == [
+            (p, t.shape, t.dtype) for p, t in tree.items(sim.state.clients[k])
+        ]
+        expect.true(same, "a client's state changed names, shapes or dtypes")
+
+
+@_check
+def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    sim = problem.simulation(method)
+    without, padded = (one_step(sim, pad) for pad in (0, 3))
+    expect.same(without, padded, "padded examples change a step")
+
+
 # Engines agree
 
 
@@ -150,27 +211,7 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
         expect.same(results[0], results[1], "another order of the clients gives another result")
 
 
-@_check
-def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    sim = problem.simulation(method)
-    without, padded = (one_step(sim, pad) for pad in (0, 3))
-    expect.same(without, padded, "padded examples change a step")
-
-
 # Hyperparameters
-
-
-@_check
-def _hyperparameters_reject_nonsense(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    for field, h in method.hyperparameters().items():
-        signed = h.choices is None and h.low is None and h.above is None
-        for nonsense in ("1", None, float("nan"), float("inf"), [1.0], *(() if signed else (-1.0,))):
-            try:
-                dataclasses.replace(method, **{field: nonsense})
-            except MethodError as error:
-                expect.true(error.key == f"method.{field}", f"{field} = {nonsense!r} raises an error of {error.key}")
-            else:
-                expect.true(False, f"{field} = {nonsense!r} is accepted")
 
 
 @_check
@@ -202,44 +243,6 @@ def _default_differs_from_fedavg(method: FedAvg, problem: Problem, expect: Expec
 
 
 # Purity and structure
-
-
-@_check
-def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    sim = problem.simulation(method)
-    for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
-        server = tree.map(torch.clone, sim.server)
-        shared = method.broadcast(server)
-        jobs = [sim.job(k, 1) for k in (0, 3, 5)]
-        arguments = {"server": server, "shared": shared, "states": {str(job.id): job.client for job in jobs}}
-        before = tree.map(torch.clone, arguments)
-        uploads = engine.train(shared, jobs, 0.1).upload
-        uploads_before = tree.map(torch.clone, uploads)
-        after = method.aggregate(sim.task, server, uploads, Cohort((0, 3, 5), 1, 0))
-        expect.same(before, arguments, "a hook changed its arguments", tolerance=0)
-        expect.same(uploads_before, uploads, "aggregate changed the uploads", tolerance=0)
-        shares = _memory(after["params"]) & _memory(server["params"])
-        expect.true(not shares, "aggregate returned the memory of the server's old weights")
-    for hook, changed in changed_in_a_step(sim).items():
-        expect.true(not changed, f"{hook} wrote into its arguments ({', '.join(changed)})")
-
-
-@_check
-def _trees_keep_their_shapes(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    sim = problem.simulation(method, participation=1.0)
-
-    def shapes() -> list[Any]:
-        trees = {"server": sim.server, "shared": method.broadcast(sim.server)}
-        return [(path, leaf.shape, leaf.dtype) for path, leaf in tree.items(trees)]
-
-    before, state = shapes(), method.init_client(sim.task, sim.params)
-    sim.step(), sim.step()
-    expect.true(shapes() == before, "the server's tree or broadcast changed names, shapes or dtypes")
-    for k in sim.state.clients:
-        same = [(p, t.shape, t.dtype) for p, t in tree.items(state)] == [
-            (p, t.shape, t.dtype) for p, t in tree.items(sim.state.clients[k])
-        ]
-        expect.true(same, "a client's state changed names, shapes or dtypes")
 
 
 @_check
@@ -327,10 +330,3 @@ def _personal_params_are_usable(method: FedAvg, problem: Problem, expect: Expect
 
 def _memory(value: Tree) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(value)}
-
-
-# Checks that name a cause run before those that see its effects.
-_FIRST = ("hyperparameters_reject_nonsense", "arguments_stay_unchanged", "trees_keep_their_shapes",
-          "padding_does_not_matter")  # fmt: skip
-for _name in [*_FIRST, *(name for name in CHECKS if name not in _FIRST)]:
-    CHECKS[_name] = CHECKS.pop(_name)
