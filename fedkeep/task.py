@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import losses, tree
+from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
 from fedkeep._util.identity import checksum
-from fedkeep._util.rng import random_state, seeded
-from fedkeep._util.text import one_line
+from fedkeep._util.private_apis import is_batched
+from fedkeep._util.rng import seeded
 from fedkeep.errors import ModelError
 from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
-
-log = logging.getLogger("fedkeep")
-
-Criterion = Callable[[Tensor, Tensor], Tensor]  # logits [B, C], labels [B] -> one value per example [B]
 
 
 @dataclass(frozen=True)
@@ -69,11 +65,17 @@ class Task:
                 "the model has no parameter that requires a gradient, so there is nothing to train", key="model"
             )
         self.has_features = hasattr(model, "features") and hasattr(model, "head")
+        self._maps_examples = True  # until vmap over examples has failed
 
     @property
     def n_weights(self) -> int:
         """The number of trained weights."""
         return sum(w.numel() for w in tree.leaves(self.init))
+
+    @property
+    def modules(self) -> tuple[nn.Module, nn.Module]:
+        """The copies of the user's module in training mode and in evaluation mode."""
+        return self.train_module, self._eval
 
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
         """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
@@ -95,6 +97,27 @@ class Task:
 
         features, logits = self._call(train, params, both)
         return features.to(self.dtype), logits.to(self.dtype)
+
+    def example_gradients(self, params: Tree, x: Any, y: Tensor) -> Tree:
+        """Return the gradient of the criterion for every example, in evaluation mode, [B, ...] each.
+
+        They are computed by `vmap` over the examples; for a model that it does not support, one after another.
+        """
+
+        def single(w: Tree, x: Any, y: Tensor) -> Tensor:
+            return self.criterion(self.apply(w, tree.map(lambda t: t[None], x)), y[None]).sum()
+
+        gradient = torch.func.grad(single)
+        if self._maps_examples:
+            try:
+                return torch.func.vmap(gradient, in_dims=(None, 0, 0))(params, x, y)  # type: ignore[no-any-return]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                if is_batched(y):  # inside another vmap, which may be the reason
+                    raise
+                self._maps_examples = False
+        return tree.stack([gradient(params, tree.take(x, i), y[i]) for i in range(len(y))])
 
     def module(self, params: Tree) -> nn.Module:
         """Return a copy of the user's module with these weights, on the CPU, in evaluation mode."""
@@ -216,37 +239,6 @@ def _shape(x: Any) -> Any:
     return {k: tuple(v.shape) for k, v in x.items()} if isinstance(x, dict) else tuple(x.shape)
 
 
-def require_criterion(criterion: Any, n_classes: int, device: torch.device, dtype: torch.dtype) -> Criterion:
-    """Return the criterion, tried out on four examples; raise unless it returns one value for each.
-
-    A loss module (`nn.CrossEntropyLoss`) is copied to the device, and its `reduction` becomes "none".
-    """
-    if isinstance(criterion, nn.Module):
-        criterion = _without_reduction(copy.deepcopy(criterion)).to(device=device, dtype=dtype).requires_grad_(False)
-    elif isinstance(criterion, type) or not callable(criterion):
-        raise ModelError(
-            f"the criterion must be a function (logits, labels) -> one value per example, not {criterion!r}",
-            key="criterion",
-            value=criterion,
-        )
-    y = torch.tensor([0, n_classes - 1, n_classes // 2, 0], device=device)
-    z = torch.linspace(-1, 2, 4 * n_classes, dtype=torch.float64).sin().reshape(4, n_classes).to(device, dtype)
-    with torch.no_grad(), seeded(0, device):
-        before = random_state(device)
-        values = _call_criterion(criterion, z, y)
-        if not torch.equal(before, random_state(device)):
-            return criterion  # type: ignore[no-any-return]  # its values differ from call to call
-        alone = torch.cat([_call_criterion(criterion, z[i : i + 1], y[i : i + 1]) for i in range(4)])
-    tolerance = 16 * torch.finfo(dtype).eps
-    if not torch.allclose(values, alone, rtol=tolerance, atol=tolerance, equal_nan=True):
-        raise ModelError(
-            f"the criterion {_criterion_name(criterion)} mixes the examples of a batch: the value of an example must "
-            "depend only on its own logits and label, because batches are divided, padded and summed",
-            key="criterion",
-        )
-    return criterion  # type: ignore[no-any-return]
-
-
 def describe_criterion(criterion: Criterion) -> str:
     """Return the criterion's name and, except for the default, a checksum of what it computes with.
 
@@ -257,49 +249,4 @@ def describe_criterion(criterion: Criterion) -> str:
     """
     if criterion is losses.cross_entropy:
         return "cross_entropy"
-    return f"{_criterion_name(criterion)}#{checksum(criterion)}"
-
-
-def _criterion_name(criterion: Any) -> str:
-    if isinstance(criterion, nn.Module):
-        return " ".join(repr(criterion).split())
-    return str(getattr(criterion, "__qualname__", type(criterion).__qualname__))
-
-
-def _without_reduction(criterion: nn.Module) -> nn.Module:
-    """Set the reduction of a loss module to "none"; warn where its mean is not the mean over the examples."""
-    reduction = getattr(criterion, "reduction", None)
-    if reduction not in ("mean", "sum"):
-        return criterion
-    weighted = getattr(criterion, "weight", None) is not None
-    if weighted or reduction == "sum":
-        log.warning(
-            "the criterion %s is taken with reduction='none', and the mean over the examples is trained and reported%s",
-            type(criterion).__name__,
-            "; its own mean would divide by the sum of the class weights, not by the number of examples"
-            if weighted and reduction == "mean"
-            else "",
-        )
-    criterion.reduction = "none"  # type: ignore[assignment]
-    return criterion
-
-
-def _call_criterion(criterion: Criterion, z: Tensor, y: Tensor) -> Tensor:
-    """Return the criterion's values; raise unless there is one for each example."""
-    name = _criterion_name(criterion)
-    try:
-        values = criterion(z.clone(), y.clone())
-    except Exception as error:
-        raise ModelError(
-            f"the criterion {name} fails on logits {tuple(z.shape)} and labels {tuple(y.shape)}: {one_line(error)}",
-            key="criterion",
-        ) from error
-    shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-    if shape != (len(y),) or not values.is_floating_point():
-        raise ModelError(
-            f"the criterion {name} must return one value per example, a tensor of shape ({len(y)},) for {len(y)} "
-            f"examples, not {shape}; most losses do so with reduction='none'",
-            key="criterion",
-            value=shape,
-        )
-    return values
+    return f"{criterion_name(criterion)}#{checksum(criterion)}"
