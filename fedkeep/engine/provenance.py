@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedkeep.data.partition import Partition
 from fedkeep.engine.settings import Settings
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
-from fedkeep.task import Task
+from fedkeep.task import Task, describe_criterion
 
 
 def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int) -> dict[str, Any]:
@@ -56,8 +57,22 @@ def fingerprints(task: Task, data: Dataset, clients: Partition) -> dict[str, str
     public_arrays = (public.x, public.y, public.x_val, public.y_val) if public else ()
     arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *public_arrays)
     return {
-        "criterion": getattr(task.criterion, "__qualname__", repr(task.criterion)),
+        "criterion": describe_criterion(task.criterion),
         "data": fingerprint(*(part for part in arrays if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
         "model": model_fingerprint(task),
     }
+
+
+def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
+    """Return whether a fingerprint is the one that a run recorded.
+
+    A criterion is compared by its name alone where its checksum cannot be: with another version of Python, and in runs
+    that recorded only the name.
+    """
+    recorded = made_by[key]
+    if key != "criterion" or value == recorded or "cross_entropy" in (value, recorded):
+        return bool(value == recorded)
+    same_python = str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]
+    names_only = "#" not in recorded or not same_python
+    return bool(names_only and value.partition("#")[0] == recorded.partition("#")[0])

@@ -93,7 +93,7 @@ def restore_simulation(
     settings = replace(federation.settings, engine=made_by["engine"])
     simulation = make_simulation(replace(federation, settings=settings), callbacks)
     for key, value in provenance.fingerprints(simulation.task, simulation.data, simulation.clients).items():
-        if value != made_by[key]:
+        if not provenance.same_fingerprint(key, value, made_by):
             raise RunError(f"{path} was started with a different {key}", key=key, value=value, valid=[made_by[key]])
     if simulation.ranks.size == made_by.get("ranks", 1):
         simulation.threads = made_by["threads"]

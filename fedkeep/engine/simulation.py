@@ -76,13 +76,15 @@ class Simulation:
         check_forward(self.task, sample)
         self.threads = device.threads(settings, self.task)
         self.local = LocalTraining(self.method, self.task, inputs, settings.clip_norm)
-        self.trainer = Trainer(self.local, self.x, self.y, sample, settings)
+        server = server_hooks.init_server(self.method, self.task)
+        shared = server_hooks.broadcast(self.method, server)
+        self.trainer = Trainer(self.local, self.x, self.y, shared, settings)
         test = (self.x_test, self.y_test, self.eval_inputs)
         self.evaluator = Evaluator(self.task, *test, self.ranks, example_bytes=tree.nbytes(sample) // 2)
         self.round_trainer = RoundTrainer(settings, self.planner, self.trainer, self.evaluator, self.ranks)
         recorded = {**asdict(settings), "engine": self.engine.name}
         history = History(self.method.name, recorded, build=self.task.module)
-        self.state = ServerState(server_hooks.init_server(self.method, self.task), history)
+        self.state = ServerState(server, history)
         self._begun = self._stop = False
 
     # What changes from round to round

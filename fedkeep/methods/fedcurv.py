@@ -8,7 +8,6 @@ Choices and deviations: docs/methods/fedcurv.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,7 +75,7 @@ class FedCurv(FedAvg):
             return {"squares": tree.map(torch.square, gradient), "count": size.clamp(max=1)}
         squares = tree.zeros_like(params)
         for at in torch.split(torch.arange(len(y), device=y.device), _AT_ONCE):
-            each = _gradients(task)(params, tree.take(x, at), y[at])
+            each = task.example_gradients(params, tree.take(x, at), y[at])
             squares = tree.map(lambda t, g, c=counted[at]: t + torch.tensordot(c, g**2, dims=1), squares, each)
         return {"squares": squares, "count": counted.sum()}
 
@@ -102,12 +101,3 @@ class FedCurv(FedAvg):
 
 def _losses(task: Task, params: Params, x: Any, y: Tensor) -> Tensor:
     return task.criterion(task.apply(params, x), y)
-
-
-def _gradients(task: Task) -> Callable[..., Tree]:
-    """Return the function (params, x, y) -> the gradient of every single example's loss."""
-
-    def single(params: Params, x: Any, y: Tensor) -> Tensor:
-        return _losses(task, params, tree.map(lambda t: t[None], x), y[None]).sum()
-
-    return torch.func.vmap(torch.func.grad(single), in_dims=(None, 0, 0))
