@@ -93,9 +93,9 @@ def privatise(
 
 
 def normals(count: int, source: RandomBytes) -> np.ndarray:
-    """Return standard normal numbers, each from 53 random bits by the inverse of the distribution function."""
-    bits = np.frombuffer(source(8 * count), dtype="<u8") >> np.uint64(11)
-    return np.asarray(ndtri((bits.astype(np.float64) + 0.5) / 2.0**53))
+    """Return standard normal numbers, each from 52 random bits by the inverse of the distribution function."""
+    bits = np.frombuffer(source(8 * count), dtype="<u8") >> np.uint64(12)
+    return np.asarray(ndtri((bits.astype(np.float64) + 0.5) / 2.0**52))
 
 
 def most_rounds(cohorts: Iterable[Sequence[int]]) -> int:

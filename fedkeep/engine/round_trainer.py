@@ -28,8 +28,8 @@ class RoundResult:
 
     `clients` is stacked over the cohort, in the order of its ids: `upload`, `client` (the next states) and `loss`. With
     `keep_models` also `params`, the local models; without it, where local models are evaluated, `hits` and
-    `label_counts` [K, C]. It is empty if the cohort is, and on every rank but the first. If a method only
-    averages and the cohort was trained in chunks, `upload` has one entry for each chunk: its mean.
+    `label_counts` [K, C]. It is empty if the cohort is, and on every rank but the first. If uploads are only
+    averaged and the cohort was trained in chunks, `upload` has one entry for each chunk: its mean.
     """
 
     plan: RoundPlan
