@@ -1,6 +1,6 @@
 """Cost of one hostile client of ten, for every way to aggregate: accuracy on the digits after an attack.
 
-    python benchmarks/hostile_clients.py [--split dirichlet] [--seeds 3] [--rounds 30] [--clients 10]
+    python benchmarks/hostile_clients.py [--split dirichlet] [--seeds 3] [--rounds 20] [--clients 10]
 
 Ten clients of `--clients` take part in every round, and client 0 attacks whenever it does. Every attack stays within
 the default limits of a federation's server (`fedkeep.flower.Limits`), so no upload is rejected. A cell is the mean
@@ -95,7 +95,7 @@ def accuracy(method: str, attack: str, seed: int, split: str, clients: int, **se
         labels = data.y_train.clone()
         labels[parts[HOSTILE]] = 9 - labels[parts[HOSTILE]]
         data = dataclasses.replace(data, y_train=labels)
-    train = {"participation": 10, "epochs": 2, "batch_size": 10, "lr": 0.05, "momentum": 0.0, **settings}
+    train = {"participation": 10, "epochs": 2, "batch_size": 32, "lr": 0.2, "momentum": 0.0, **settings}
     train |= {"weight_decay": 0.0, "lr_decay": 1.0, "eval_every": train["rounds"], "seed": seed}
     simulation = Attacked(method, "mlp", data, parts, fk.Settings(**train))
     simulation.attack = attack
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--split", choices=list(SPLITS), default="dirichlet")
     parser.add_argument("--methods", default="fedavg,fedntd")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=10)
     args = parser.parse_args()
     for method in args.methods.split(","):

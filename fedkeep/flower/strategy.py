@@ -21,9 +21,9 @@ from torch import Tensor
 from fedkeep import losses, tree
 from fedkeep._util.validate import require_number
 from fedkeep.data.seeds import sample_cohort
-from fedkeep.engine import device, privacy, server_hooks
+from fedkeep.engine import device, privacy, robust, server_hooks
 from fedkeep.engine.settings import SettingsDict
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.flower import messages, records, update_checks
 from fedkeep.flower.federation_server import build_server
 from fedkeep.flower.messages import TrainRequest
@@ -110,6 +110,12 @@ class Strategy(RoundLoop):
             run_dir=run_dir,
             criterion=criterion,
         )
+        if fraction_evaluate and self.federation.settings.private:
+            raise ConfigError(
+                "fraction_evaluate collects metrics of single clients, which differential privacy does not cover",
+                key="fraction_evaluate",
+                value=fraction_evaluate,
+            )
         self.nodes = Nodes(num_clients, patience)
         self.upload_spec: update_checks.TreeSpec | None = None  # of the uploads in the last aggregated round
         self.pending = None
@@ -213,6 +219,8 @@ class Strategy(RoundLoop):
         task = federation.task
         self.upload_spec = update_checks.tree_spec(pending.uploads[ids[0]])
         uploads = tree.stack([tree.to(pending.uploads[k], task.device) for k in ids])
+        if self.equal_weights:
+            uploads = robust.with_equal_n(uploads)
         cohort = server_hooks.make_cohort(federation.settings, ids, pending.number)
         with device.numerics(federation.settings, task.device, federation.threads):
             method, settings, source = federation.method, federation.settings, privacy.system_bytes
