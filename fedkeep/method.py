@@ -175,11 +175,14 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
+    averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
+        if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
+            cls.averaged = ()  # what the parent declares need not hold for another aggregate or upload
         _check_hooks(cls)
 
     def __post_init__(self) -> None:

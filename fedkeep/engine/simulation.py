@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep import losses, methods, models, tree
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.engine import device, server_hooks, setup
+from fedkeep.engine import device, privacy, server_hooks, setup
 from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.evaluate import Evaluator
 from fedkeep.engine.local import ClientJob, LocalTraining
@@ -60,6 +60,7 @@ class Simulation:
         self.method = _as_method(method)
         self.data, self.settings, self.callbacks = setup.require_dataset(data), settings, _as_callbacks(callbacks)
         self.clients = Partition.of(clients, len(data.y_train))
+        server_hooks.require_supported(self.method, settings, len(self.clients))
         self.ranks = current_ranks()
         self.planner = RoundPlanner(settings, data, self.clients, self.ranks)
         place = device.resolve_device(settings.device)
@@ -189,7 +190,8 @@ class Simulation:
         """Return the server's next tree. Nothing changes."""
         cohort = server_hooks.make_cohort(self.settings, result.plan.cohort, result.plan.round)
         with self._numerics():
-            return server_hooks.aggregate(self.method, self.task, self.server, result.clients["upload"], cohort)
+            uploads = result.clients["upload"]
+            return server_hooks.aggregate(self.method, self.task, self.server, uploads, cohort, self.settings)
 
     def apply(self, result: RoundResult) -> Record:
         """Apply a trained round: aggregate, store the clients' states, evaluate. Return the round's record."""
@@ -210,7 +212,7 @@ class Simulation:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", plan.round)
         if self.settings.due(self.settings.eval_every, plan.round):
             record.update(self._evaluate())
-        return record
+        return self._private(record) if self.settings.private else record
 
     def job(self, client: int, number: int) -> ClientJob:
         """Return one client's job in a round, with its state."""
@@ -266,6 +268,11 @@ class Simulation:
             evaluated = self._evaluate()
             self._record(self.ranks.on_rank0(lambda: {"round": 0, **evaluated}))
             self._checkpoint()
+
+    def _private(self, record: Record) -> Record:
+        """Return the record without what is not noised, and with epsilon."""
+        cohorts = [past["cohort"] for past in (*self.history.records, record) if "cohort" in past]
+        return {**privacy.public_record(record), "epsilon": privacy.epsilon(self.settings, cohorts)}
 
     def _evaluate(self) -> Record:
         with self._numerics():

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedkeep import forgetting, tree
 from fedkeep.errors import FedkeepError, RunError
-from fedkeep.flower import records
+from fedkeep.flower import privacy_mods, records
 from fedkeep.flower.federation_server import FederationServer
 from fedkeep.flower.pending_round import PendingRound, format_failures
 from fedkeep.runs.history import Record
@@ -31,6 +31,7 @@ class RoundLoop(FlowerStrategy):
     pending: PendingRound | None
     timeout: float
     attempts: int
+    equal_weights: bool = False  # a wrapper for differential privacy computes its noise for equal weights
 
     def start(
         self,
@@ -71,6 +72,8 @@ class RoundLoop(FlowerStrategy):
         """
         federation, through, config = self.federation, outer or self, train_config or ConfigRecord()
         federation.retune({**config, **({} if num_rounds is None else {"rounds": num_rounds})})
+        privacy_mods.require_covered(through, federation.method, federation.settings)
+        self.equal_weights = privacy_mods.is_privacy_wrapper(through)
         self.timeout = timeout or self.timeout
         through.summary()
         state = federation.state
@@ -121,6 +124,8 @@ class RoundLoop(FlowerStrategy):
             replies = list(grid.send_and_receive(messages, timeout=self.timeout)) if messages else []
             aggregated, _ = through.aggregate_train(number, replies)
             if aggregated is not None:
+                uploads = self.pending.uploads.values() if self.pending else ()
+                privacy_mods.require_covered_uploads(through, self.federation.method, uploads)
                 return self.commit(aggregated if wrapped else None)
         failures = self.pending.failure_summary() if self.pending else ""
         raise RunError(
@@ -167,9 +172,12 @@ def format_round(record: Record, rounds: int) -> str:
     >>> record = {"round": 2, "cohort": [0, 1], "skipped": [], "confusion": [[3, 1], [0, 4]], "failed": {"2": "gone"}}
     >>> format_round(record, 5)
     'round 2 of 5: 2 clients (client 2: gone), accuracy 0.875'
+    >>> format_round({**record, "epsilon": 3.21987, "failed": {}}, 5)
+    'round 2 of 5: 2 clients, accuracy 0.875, epsilon 3.22'
     """
     lost_state = ", ".join(str(client) for client in record.get("fresh", []))
     remarks = [format_failures(record.get("failed", {})), f"without their state: {lost_state}" if lost_state else ""]
     in_brackets = f" ({'; '.join(remark for remark in remarks if remark)})" if any(remarks) else ""
     accuracy = f", accuracy {float(forgetting.accuracy(record['confusion'])):.3f}" if "confusion" in record else ""
-    return f"round {record['round']} of {rounds}: {len(record['cohort'])} clients{in_brackets}{accuracy}"
+    epsilon = f", epsilon {record['epsilon']:.2f}" if "epsilon" in record else ""
+    return f"round {record['round']} of {rounds}: {len(record['cohort'])} clients{in_brackets}{accuracy}{epsilon}"

@@ -21,9 +21,9 @@ from torch import Tensor
 from fedkeep import losses, tree
 from fedkeep._util.validate import require_number
 from fedkeep.data.seeds import sample_cohort
-from fedkeep.engine import device, server_hooks
+from fedkeep.engine import device, privacy, robust, server_hooks
 from fedkeep.engine.settings import SettingsDict
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.flower import messages, records, update_checks
 from fedkeep.flower.federation_server import build_server
 from fedkeep.flower.messages import TrainRequest
@@ -110,6 +110,12 @@ class Strategy(RoundLoop):
             run_dir=run_dir,
             criterion=criterion,
         )
+        if fraction_evaluate and self.federation.settings.private:
+            raise ConfigError(
+                "fraction_evaluate collects metrics of single clients, which differential privacy does not cover",
+                key="fraction_evaluate",
+                value=fraction_evaluate,
+            )
         self.nodes = Nodes(num_clients, patience)
         self.upload_spec: update_checks.TreeSpec | None = None  # of the uploads in the last aggregated round
         self.pending = None
@@ -148,7 +154,7 @@ class Strategy(RoundLoop):
         pending.mark_busy(received, self.nodes, self.timeout)
         for client, error in update_checks.mismatched(pending.uploads, self.upload_spec).items():
             pending.reject(client, self.nodes, error)
-        valid, needed = len(pending.uploads), pending.needed(self.min_replies)
+        valid, needed = len(pending.uploads), self._needed(pending)
         if valid < needed:
             failures = pending.failure_summary()
             log.warning("round %d: %d valid replies, %d are needed (%s)", pending.number, valid, needed, failures)
@@ -182,6 +188,10 @@ class Strategy(RoundLoop):
         federation = self.federation
         log.info("%s, %d clients, %d per round", federation.method, federation.n_clients, federation.cohort_size)
 
+    def _needed(self, pending: PendingRound) -> int:
+        """Return how many valid replies the round needs, also for robust averaging."""
+        return max(pending.needed(self.min_replies), self.federation.settings.smallest_cohort)
+
     def _message(self, client: int, broadcast: Tree, config: Mapping[str, Any]) -> Message:
         federation, state = self.federation, self.federation.state
         request = TrainRequest(
@@ -209,9 +219,12 @@ class Strategy(RoundLoop):
         task = federation.task
         self.upload_spec = update_checks.tree_spec(pending.uploads[ids[0]])
         uploads = tree.stack([tree.to(pending.uploads[k], task.device) for k in ids])
+        if self.equal_weights:
+            uploads = robust.with_equal_n(uploads)
         cohort = server_hooks.make_cohort(federation.settings, ids, pending.number)
         with device.numerics(federation.settings, task.device, federation.threads):
-            return server_hooks.aggregate(federation.method, task, server, uploads, cohort)
+            method, settings, source = federation.method, federation.settings, privacy.system_bytes
+            return server_hooks.aggregate(method, task, server, uploads, cohort, settings, source)
 
     def _wait_for_nodes(self, pending: PendingRound, grid: Grid) -> None:
         """Wait until enough of the sampled clients are connected; before the first round, all of them."""
@@ -221,7 +234,7 @@ class Strategy(RoundLoop):
             missing = pending.missing()
             connected = [k for k in missing if k in self.nodes.of_client]
             first = self.federation.state.round == self.federation.resumed_from and not pending.failed
-            wanted = len(missing) if first else pending.needed(self.min_replies) - len(pending.uploads)
+            wanted = len(missing) if first else self._needed(pending) - len(pending.uploads)
             if len(connected) >= wanted or time.monotonic() > deadline:
                 return
             self.nodes.rejected.clear()  # a rejected node may have been fixed since

@@ -41,6 +41,7 @@ class FedCurv(FedAvg):
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "Shoham et al., NeurIPS workshop 2019"
+    averaged: ClassVar[tuple[str, ...]] = ("params", "u", "v")
     lam: float = hyper(1.0, "weight of the penalty (lambda)", low=0, fedavg_at=0.0, test_value=0.1,
                        warning='a good value for fisher="example" is not one for "batch", whose Fisher information '
                                "is smaller by about the batch size")  # fmt: skip

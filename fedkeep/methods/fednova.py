@@ -24,6 +24,7 @@ class FedNova(FedAvg):
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    averaged: ClassVar[tuple[str, ...]] = ()  # each client's weights count by its own tau
 
     def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Upload tau_k too."""

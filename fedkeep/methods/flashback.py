@@ -39,6 +39,7 @@ class Flashback(FedAvg):
 
     name: ClassVar[str] = "flashback"
     paper: ClassVar[str] = "Aljahdali et al., arXiv 2024"
+    averaged: ClassVar[tuple[str, ...]] = ()  # each client's model is a teacher
     gamma: float = hyper(0.025, "share of its label counts that a client adds to the global ones at a visit",
                          above=0, high=1, test_value=0.5)  # fmt: skip
     T: float = hyper(3.0, "temperature of the distilled softmaxes", above=0, test_value=1.0)

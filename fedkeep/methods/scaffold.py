@@ -33,6 +33,7 @@ class Scaffold(FedAvg):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    averaged: ClassVar[tuple[str, ...]] = ("params", "dc")
     eta_g: float = hyper(1.0, "global step size", above=0, test_value=0.5)
 
     def init_client(self, task: Task, params: Params) -> ClientState:

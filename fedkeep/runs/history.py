@@ -24,7 +24,7 @@ class History:
     A record is a dict of JSON data: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples),
     `train_loss`, `bytes_down`, `bytes_up`, `seconds`; if the global model was evaluated, `confusion` [true][predicted]
     and `test_loss`; if the local models were evaluated, `local`: `hits` by class (of `total`) and `label_counts` for
-    every client. Record 0 is the untrained model.
+    every client; with differential privacy, `epsilon` so far. Record 0 is the untrained model.
     """
 
     method: str
@@ -68,6 +68,11 @@ class History:
     def accuracy(self) -> np.ndarray:
         """[evaluated rounds] of the global model."""
         return forgetting.accuracy(self.confusion)
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon at the delta of the settings, after the last round; None without differential privacy."""
+        return self.records[-1].get("epsilon") if self.records else None
 
     @property
     def initial_class_accuracy(self) -> np.ndarray:

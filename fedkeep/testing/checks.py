@@ -211,6 +211,23 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
         expect.same(results[0], results[1], "another order of the clients gives another result")
 
 
+@_check
+def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """With equal n, every client's averaged entries can be replaced by their mean."""
+    sim = problem.run(method, participation=1.0, rounds=1)
+    jobs = [sim.job(k, 2) for k in range(len(problem.clients))]
+    uploads = sim.engine.train(method.broadcast(sim.server), jobs, 0.1).upload
+    unknown = [entry for entry in method.averaged if entry not in uploads or entry == "n"]
+    expect.true(not unknown, f"`averaged` names {', '.join(unknown)}, which is no entry of the upload or its weight")
+    if "n" in uploads:
+        uploads = {**uploads, "n": torch.ones_like(uploads["n"])}
+    means = {entry: tree.map(lambda t: t.mean(0).expand_as(t), uploads[entry]) for entry in method.averaged}
+    cohort = Cohort(tuple(job.id for job in jobs), 2, 0)
+    results = [method.aggregate(sim.task, sim.server, each, cohort) for each in (uploads, {**uploads, **means})]
+    what = "aggregate uses more of the entries in `averaged` than their mean"
+    expect.same(results[0], results[1], what, tolerance=1e-10)
+
+
 # Hyperparameters
 
 
