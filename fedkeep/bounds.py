@@ -7,7 +7,7 @@ the learning rate, and how many steps a client with so many examples takes.
 >>> import torch
 >>> counts = Bound(whole=True, low=0, total="n")
 >>> counts.problem(torch.tensor([3.0, 2.0]), Received({"n": torch.tensor(5.0)}))
->>> counts.problem(torch.tensor([7.0, -2.0]), Received({"n": torch.tensor(5.0)}))
+>>> counts.problem(torch.tensor([7.0, -2.0]), Received({"n": torch.tensor(5.0)})).reason
 'contains -2, below 0'
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,13 @@ class Received:
         return float(self.task.optimizer.effective_steps(self.steps))
 
 
+class Problem(NamedTuple):
+    """A value that is outside a bound, and why."""
+
+    value: float
+    reason: str
+
+
 @dataclass(frozen=True)
 class Bound:
     """What an entry of an honest upload is like; a limit is a number, or a function of the `Received` upload."""
@@ -60,34 +67,34 @@ class Bound:
     high: Limit | None = None  # the largest value
     total: str = ""  # the values add up to this entry of the upload
 
-    def problem(self, value: Any, received: Received) -> str | None:
+    def problem(self, value: Any, received: Received) -> Problem | None:
         """Return what is wrong with an entry, or None."""
         problems = (self._problem_of_leaf(leaf, path, received) for path, leaf in tree.items(value) if leaf.numel())
         return next((problem for problem in problems if problem is not None), None)
 
-    def _problem_of_leaf(self, leaf: Tensor, path: str, received: Received) -> str | None:
-        values, where = leaf.detach().double().cpu(), f" in {path}" if path else ""
-        if self.whole and not bool((values == values.round()).all()):
-            broken = values[values != values.round()][0]
-            return f"contains {broken:g}{where}, which is not a whole number"
+    def _problem_of_leaf(self, leaf: Tensor, path: str, received: Received) -> Problem | None:
+        values, where = leaf.detach().double().cpu().flatten(), f" in {path}" if path else ""
+        if self.whole and bool((values != values.round()).any()):
+            broken = float(values[values != values.round()][0])
+            return Problem(broken, f"contains {broken:g}{where}, which is not a whole number")
         for name, limit, sign in (("below", self.low, 1.0), ("above", self.high, -1.0)):
             if limit is None:
                 continue
-            bound = _at(limit(received) if callable(limit) else limit, path)
+            bound = _at(limit(received) if callable(limit) else limit, path).flatten()
             gap = sign * (values - bound)
             if not bool((gap >= 0).all()):
                 worst = int(gap.argmin())
-                edge = bound.expand_as(values).flatten()[worst]
-                return f"contains {values.flatten()[worst]:.6g}{where}, {name} {edge:.6g}"
+                broken, edge = float(values[worst]), float(bound.expand_as(values)[worst])
+                return Problem(broken, f"contains {broken:.6g}{where}, {name} {edge:.6g}")
         if self.total:
-            expected = float(received.upload[self.total])
-            if not abs(float(values.sum()) - expected) <= 1e-6 * abs(expected):
-                return f"adds up to {float(values.sum()):g}, but {self.total} is {expected:g}"
+            total, expected = float(values.sum()), float(received.upload[self.total])
+            if not abs(total - expected) <= 1e-6 * abs(expected):
+                return Problem(total, f"adds up to {total:g}, but {self.total} is {expected:g}")
         return None
 
 
-def broken_bound(bounds: Mapping[str, Bound], received: Received) -> tuple[str, str] | None:
-    """Return the first entry that breaks its bound, and why; None if the upload keeps all of them."""
+def broken_bound(bounds: Mapping[str, Bound], received: Received) -> tuple[str, Problem] | None:
+    """Return the first entry that breaks its bound, and how; None if the upload keeps all of them."""
     for name, bound in bounds.items():
         if name in received.upload:
             problem = bound.problem(received.upload[name], received)

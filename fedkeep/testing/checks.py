@@ -298,7 +298,8 @@ def _honest_uploads_keep_their_bounds(method: FedAvg, problem: Problem, expect: 
     for dtype in ("float64", "float32"):
         for sim, received in received_uploads(method, problem, participation=1.0, dtype=dtype):
             broken = broken_bound(method.bounds, received)
-            expect.true(broken is None, f"an honest upload breaks a bound: {' '.join(broken or ())}")
+            what = f"{broken[0]} {broken[1].reason}" if broken else ""
+            expect.true(broken is None, f"an honest upload breaks a bound: {what}")
             form = structure(upload_form(method, sim.task, received.server))
             expect.true(form == structure(received.upload), "the form of its upload depends on the data")
 
