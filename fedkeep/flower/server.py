@@ -25,6 +25,9 @@ CONFIG_ARGUMENTS = {  # keys of the app's config, and the arguments of Strategy 
     "min-replies": "min_replies",
     "attempts": "attempts",
     "patience": "patience",
+    "max-examples": "max_examples",
+    "client-keys": "client_keys",
+    "trial": "trial",
 }
 
 
@@ -54,8 +57,8 @@ def server_app(
         Returns one of Flower's wrappers around the strategy, for example for differential privacy.
     **options
         Other arguments of `Strategy`, and the settings of `fedkeep.simulate`. The app's config takes precedence:
-        `num-clients`, `run-dir`, `round-timeout`, `min-replies`, `attempts`, `patience`, `seed`, and the tables
-        `method` and `train`.
+        `num-clients`, `run-dir`, `round-timeout`, `min-replies`, `attempts`, `patience`, `max-examples`,
+        `client-keys`, `trial`, `seed`, and the tables `method` and `train`.
     """
     app = ServerApp()
 
