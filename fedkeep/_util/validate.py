@@ -38,7 +38,7 @@ def require_whole(
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not _within(value, low, high):
         bounds = _bounds(low, high)
-        raise error(f"{label or key} must be a whole number{bounds}, not {value!r}", key=key, value=value)
+        raise error(f"{label or key} must be a whole number{bounds}, not {_shown(value)}", key=key, value=value)
     return int(value)
 
 
@@ -61,10 +61,10 @@ def require_number(
     Traceback (most recent call last):
     fedkeep.errors.FedkeepError: lr must be a number above 0, not 0
     """
-    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else _to_float(value)
     if not math.isfinite(number) or not _within(number, low, high, above, below):
         bounds = _bounds(low, high, above, below)
-        raise error(f"{label or key} must be a number{bounds}, not {value!r}", key=key, value=value)
+        raise error(f"{label or key} must be a number{bounds}, not {_shown(value)}", key=key, value=value)
     return value  # type: ignore[no-any-return]
 
 
@@ -102,6 +102,20 @@ def first_error(section: str, error: ValidationError) -> ConfigError:
     if first["type"] == "missing":
         return ConfigError(f"{key} is missing", key=key)
     return ConfigError(f"{key} = {first['input']!r}: {first['msg']}", key=key, value=first["input"])
+
+
+def _to_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an int of more than 308 digits
+        return math.inf
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message; Python does not convert ints of more than 4,300 digits to text."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _within(

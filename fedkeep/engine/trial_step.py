@@ -1,7 +1,8 @@
-"""A trial step of stacked training: two clients and three examples, through every hook that training calls."""
+"""A trial step of stacked training: two clients, one step each, through every hook that training calls."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,8 @@ from fedkeep.engine.stacked import Stacked
 from fedkeep.errors import FedkeepError
 from fedkeep.task import Task
 from fedkeep.tree import Tree
+
+_MANY = 256  # examples of a client from which a method selects some
 
 
 def why_not_stackable(local: LocalTraining, x: Any, y: Tensor, shared: Tree, each: Each) -> str | None:
@@ -56,13 +59,15 @@ def _train_two_clients(local: LocalTraining, x: Any, y: Tensor, shared: Tree, ea
 
 
 def _job(local: LocalTraining, x: Any, y: Tensor, shared: Tree, client: int, size: int) -> ClientJob:
-    """Return the job of a client with this many examples, the first of the training data, in one step."""
-    size = min(size, len(y))
+    """Return a client's job: one step with `size` of its examples, which are the first of the training data."""
+    n = min(len(y), _MANY if local.method.uses("select_examples") else 2)
     image = tuple(x.shape[-2:]) if isinstance(x, Tensor) and x.ndim == 4 else (0, 0)
-    plan = make_plan(0, 1, client, size, 1, size, local.inputs.augment, (image[0], image[1]))
-    counts = torch.bincount(y[:size], minlength=local.task.n_classes).cpu().numpy()
+    plan = make_plan(0, 1, client, n, 1, min(2, n), local.inputs.augment, (image[0], image[1]))
+    step = {"index": plan.index[:1], "size": np.minimum(plan.size[:1], size), "per_epoch": 1}
+    plan = dataclasses.replace(plan, **step, augment={key: value[:1] for key, value in plan.augment.items()})
+    counts = torch.bincount(y[:n], minlength=local.task.n_classes).cpu().numpy()
     state = tree.to(local.method.init_client(local.task, shared["params"]), local.task.device)
-    return ClientJob(client, np.arange(size), counts, plan, state)
+    return ClientJob(client, np.arange(n), counts, plan, state)
 
 
 @contextmanager
