@@ -95,7 +95,8 @@ class Worker:
 
     def _where_it_hangs(self) -> str:
         assert self.process is not None
-        os.kill(self.process.pid or 0, signal.SIGUSR1)
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGUSR1)
         self.process.join(0.5)
         return self._last_output()
 
