@@ -74,8 +74,12 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     with signals.raising():
         try:
-            with only_rank0_prints():
-                app()
+            try:
+                with only_rank0_prints():
+                    app()
+            except Exception:
+                signals.raise_if_received()
+                raise
         except LostPeer as error:
             _print_error(str(error))
             sys.exit(1)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 CODES = {128 + number: "interrupted" if number == signal.SIGINT else "terminated" for number in NUMBERS}
+_received: list[int] = []
 
 
 def end_at_once() -> None:
@@ -30,6 +31,7 @@ def end_at_once() -> None:
 def raising() -> Iterator[None]:
     """Let the first signal raise KeyboardInterrupt or SystemExit, and the next one end the process."""
     before = _handle(_raise)
+    _received.clear()
     hook, sys.unraisablehook = sys.unraisablehook, _signal_again
     try:
         yield
@@ -49,6 +51,12 @@ def hint(text: str) -> Iterator[None]:
         if end.code in CODES:
             end.add_note(text)
         raise end from None
+
+
+def raise_if_received() -> None:
+    """Raise SystemExit if there was a signal: another package may have made an error of its own of the exception."""
+    if _received:
+        raise SystemExit(128 + _received[0])
 
 
 def message(end: SystemExit) -> str | None:
@@ -74,6 +82,7 @@ def _end(number: int, frame: Any) -> NoReturn:
 
 
 def _raise(number: int, frame: Any) -> NoReturn:
+    _received.append(number)
     for each in NUMBERS:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, signal.SIG_DFL)
