@@ -50,6 +50,21 @@ def one_line(error: BaseException | str, most: int = 240) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def format_value(value: object, most: int = 200) -> str:
+    """Return a value for a message, shortened if it is long; a number of thousands of digits too.
+
+    >>> format_value("abc"), format_value(16**5000)
+    ("'abc'", 'a number of 20001 bits')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of more than 4300 digits
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def format_mean(mean: float, spread: float | None, digits: int, scale: float = 1.0) -> str:
     """Format mean±standard deviation; without a spread (None or NaN), the mean alone.
 
