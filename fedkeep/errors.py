@@ -55,6 +55,10 @@ class RunError(FedkeepError):
     """A run folder cannot be written, read or resumed."""
 
 
+class RunFailed(RunError):  # noqa: N818 (an event, not a mistake of the caller)
+    """A run ended by an exception that is not fedkeep's own, or with its process."""
+
+
 class ConfigError(FedkeepError):
     """An experiment file or an override contains something invalid."""
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import losses, methods, models, tree
+from fedkeep._util.signals import delayed
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine import device, privacy, server_hooks, setup
@@ -86,7 +87,7 @@ class Simulation:
         recorded = {**asdict(settings), "engine": self.engine.name}
         history = History(self.method.name, recorded, build=self.task.module)
         self.state = ServerState(server, history)
-        self._begun = self._stop = False
+        self._begun = self._stop = self._applying = False
 
     # What changes from round to round
 
@@ -143,6 +144,9 @@ class Simulation:
             error.history, message = self.history, str(error)
             self.ranks.on_rank0(lambda: self.folder.write_diverged(message) if self.folder else None)
             raise
+        except (KeyboardInterrupt, SystemExit):
+            self._save_last_round()
+            raise
         self._checkpoint()
         self.history.params = tree.to(self.params, "cpu")
         return self.history
@@ -151,18 +155,16 @@ class Simulation:
         """Run one round and return its record."""
         self._begin()
         began = time.perf_counter()
-        record = self.apply(self.train_round())
-        record["seconds"] = time.perf_counter() - began
-        record = dict(self.ranks.on_rank0(functools.partial(dict, record)))
-        self.state.round = record["round"]
-        self._record(record)
-
-        def call_callbacks() -> bool:
-            for callback in self.callbacks:
-                callback(self, record)
-            return self._stop
-
-        self._stop = bool(self.ranks.on_rank0(call_callbacks))
+        result = self.train_round()
+        with delayed() if self.ranks.size == 1 else nullcontext():  # a signal waits until the round is complete
+            self._applying = True
+            record = self.apply(result)
+            record["seconds"] = time.perf_counter() - began
+            record = dict(self.ranks.on_rank0(functools.partial(dict, record)))
+            self.state.round = record["round"]
+            self._record(record)
+            self._stop = bool(self.ranks.on_rank0(functools.partial(self._call_callbacks, record)))
+            self._applying = False
         return record
 
     def stop(self) -> None:
@@ -282,6 +284,21 @@ class Simulation:
         self.ranks.on_rank0(lambda: self.state.record(record))
         if not self.ranks.first:
             self.state.record(record)
+
+    def _call_callbacks(self, record: Record) -> bool:
+        """Call the callbacks, and return whether one of them has stopped the run."""
+        for callback in self.callbacks:
+            callback(self, record)
+        return self._stop
+
+    def _save_last_round(self) -> None:
+        """Save the last finished round, because the process is about to end; unless the next one is half applied."""
+        if self.ranks.size > 1 or self._applying:
+            return
+        try:
+            self.state.checkpoint()
+        except (FedkeepError, OSError, RuntimeError) as error:
+            log.warning("round %d is not saved: %s", self.round, error)
 
     def _checkpoint(self) -> None:
         self.ranks.on_rank0(self.state.checkpoint)
