@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 
 from fedkeep import tree
 from fedkeep._util.optional import require_extra
@@ -94,6 +93,8 @@ def privatise(
 
 def normals(count: int, source: RandomBytes) -> np.ndarray:
     """Return standard normal numbers, each from 52 random bits by the inverse of the distribution function."""
+    from scipy.special import ndtri
+
     bits = np.frombuffer(source(8 * count), dtype="<u8") >> np.uint64(12)
     return np.asarray(ndtri((bits.astype(np.float64) + 0.5) / 2.0**52))
 
