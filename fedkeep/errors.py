@@ -55,6 +55,10 @@ class RunError(FedkeepError):
     """A run folder cannot be written, read or resumed."""
 
 
+class ForeignFile(RunError):  # noqa: N818 (it names what was found)
+    """A file in a run folder belongs to another run."""
+
+
 class ConfigError(FedkeepError):
     """An experiment file or an override contains something invalid."""
 
