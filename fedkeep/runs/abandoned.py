@@ -93,6 +93,6 @@ def _cut_instruments(folder: Path, aside: Path, number: int, run: str) -> None:
     earlier = [line for line in unseal_lines(file, data, run) if line["after_round"] <= number]
     write_atomic(aside / INSTRUMENTS, data)
     if earlier:
-        write_atomic(file, seal_lines(earlier, run))
+        write_atomic(file, seal_lines(INSTRUMENTS, earlier, run))
     else:
         remove(file)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeep.errors import RunError
+from fedkeep.errors import ForeignFile, RunError
 from fedkeep.runs.experiment_file import ExperimentFile
 from fedkeep.runs.files import EXPERIMENT, INSTRUMENTS, ROUNDS, SPLIT, entries, is_there, read_bytes
 from fedkeep.runs.history import Record
@@ -86,6 +86,14 @@ def read_checkpoint(file: Path, experiment: ExperimentFile) -> Checkpoint:
     return Checkpoint(header, saved["server"], saved["clients"], lines.records)
 
 
+def read_index(file: Path, run: str | None) -> Tree:
+    """Return which client states a checkpoint refers to."""
+    saved, about = read_tree(file, run)
+    _header(file, about)
+    index: Tree = saved.get("clients", {})
+    return index
+
+
 def require_lines(lines: Lines, header: CheckpointHeader, experiment: ExperimentFile) -> None:
     """Raise unless the records reach to the checkpoint's round, and the line of that round is the one it names."""
     rounds, name = header.file.parent / ROUNDS, header.file.name
@@ -128,6 +136,8 @@ def _naming_older(file: Path) -> Iterator[None]:
     """Add to an error how to continue from an older checkpoint, if there is one."""
     try:
         yield
+    except ForeignFile:
+        raise
     except RunError as error:
         older = [number for number, path in find_checkpoints(file.parent).items() if path != file]
         if not older:

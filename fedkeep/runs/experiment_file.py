@@ -33,7 +33,7 @@ class ExperimentFile:
 def write_experiment(path: Path, about: dict[str, Any]) -> ExperimentFile:
     """Write a run's experiment file into its folder. The run gets an id, unless `about` has one in `made_by`."""
     made_by = {"run": secrets.token_hex(16), **about.get("made_by", {})}
-    data = seal_text(to_toml({"format": FORMAT, **about, "made_by": made_by}), made_by["run"])
+    data = seal_text(EXPERIMENT, to_toml({"format": FORMAT, **about, "made_by": made_by}), made_by["run"])
     write_atomic(path / EXPERIMENT, data)
     return read_experiment_file(path)
 

@@ -5,7 +5,7 @@
     checkpoint-ROUND.safetensors the server's tree and an index of the clients' states; the last few are kept
     clients/                     one file per client and round
     split.json                   the label counts of the clients (see label_counts.py)
-    ended.json                   the last round and why the run ended: "finished", or "stopped" by a callback
+    ended.json                   the last round and why the run ended: "finished", "stopped" by a callback, "diverged"
     diverged.txt                 the message of a run that diverged
     abandoned/                   later rounds, while a run repeats them from an earlier checkpoint (see abandoned.py)
 
@@ -35,6 +35,7 @@ from fedkeep.runs.checkpoints import (
     find_checkpoints,
     newest_checkpoint,
     read_checkpoint,
+    read_index,
 )
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.experiment_file import ExperimentFile, read_experiment_file, write_experiment
@@ -60,7 +61,7 @@ from fedkeep.runs.files import (
 from fedkeep.runs.history import Record
 from fedkeep.runs.records import format_record
 from fedkeep.runs.seals import seal_json, seal_text
-from fedkeep.runs.trees import read_tree, write_tree
+from fedkeep.runs.trees import write_tree
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
@@ -77,7 +78,7 @@ class RunFolder:
         self.clients = path / CLIENTS
         self.last: int | None = None  # the round of the last checkpoint
         self._experiment: ExperimentFile | None = None
-        self._check = ""  # the checksum of the last line of rounds.jsonl
+        self._check, self._recorded = "", 0  # the checksum and the round of the last line of rounds.jsonl
         self._opened = self._last_checkpoint = time.monotonic()
         self._total_cost = self._last_cost = 0.0  # seconds, of all checkpoints and of the last
         self._abandoned: int | None = None  # the last of the rounds that were set aside
@@ -157,7 +158,7 @@ class RunFolder:
             write_all(self._rounds, line)
         except OSError as error:
             raise RunError(self._write_failed_message(ROUNDS, error), key=ROUNDS) from error
-        self._check = check
+        self._check, self._recorded = check, record["round"]
 
     def checkpoint_due(self, round: int) -> bool:
         """Return whether to checkpoint after this round.
@@ -196,15 +197,17 @@ class RunFolder:
         self._total_cost += self._last_cost
 
     def finish(self, round: int, reason: str) -> None:
-        """Record that the run ended after this round: "finished" at its last round, or "stopped" by a callback."""
+        """Record that the run ended after this round: "finished", "stopped" by a callback, or "diverged"."""
         if self.run is not None:
-            data, _ = seal_json({"round": round, "reason": reason, "line": self._check}, self.run)
+            data, _ = seal_json({"round": round, "reason": reason, "line": self._check}, self.run, ENDED)
             write_atomic(self.path / ENDED, data + b"\n")
 
     def write_diverged(self, message: str) -> None:
         """Write the file that marks the run as diverged, until it is resumed."""
         data = message.encode() + b"\n"
-        write_atomic(self.path / DIVERGED, data if self.run is None else seal_text(data, self.run))
+        write_atomic(self.path / DIVERGED, data if self.run is None else seal_text(DIVERGED, data, self.run))
+        if self.last is not None:
+            self.finish(self._recorded, "diverged")
 
     def restore(self, states: ClientStore, from_round: int | None = None) -> Checkpoint | None:
         """Read the last checkpoint, or that of an earlier round; return None before the first.
@@ -216,7 +219,7 @@ class RunFolder:
         require_replaceable(self.path / DIVERGED)
         if file is None:
             _require_no_records(self.path)
-            remove(self.path / DIVERGED)
+            self._forget_divergence()
             self._cut(0)
             return None
         saved = read_checkpoint(file, self.experiment)
@@ -227,10 +230,11 @@ class RunFolder:
             set_aside(self.path, saved.round, read_bytes(self.path / ROUNDS)[saved.header.offset :], self.run)
             self._abandoned = last_abandoned_round(self.path)
         self._cut(saved.header.offset)
-        remove(self.path / DIVERGED)
+        self._forget_divergence()
         remove_partial_files(self.path)
         states.restore(saved.clients, older, postpone=going_back)
-        self.last, self._check = saved.round, saved.header.check
+        self.last = self._recorded = saved.round
+        self._check = saved.header.check
         return saved
 
     def _use(self, experiment: ExperimentFile) -> None:
@@ -257,7 +261,7 @@ class RunFolder:
         for older, file in (find_checkpoints(self.path) if self.run is not None else {}).items():
             if older < number:
                 try:
-                    indexes.append(read_tree(file, self.run)[0]["clients"])
+                    indexes.append(read_index(file, self.run))
                 except RunError as error:
                     log.warning("%s; this older checkpoint cannot be used", error)
         return indexes
@@ -274,6 +278,12 @@ class RunFolder:
             remove(kept.pop(number))
             sync_folder(self.path)  # before the states that it refers to are deleted
         return list(kept)
+
+    def _forget_divergence(self) -> None:
+        """Remove what says that the run diverged: it is resumed, and may diverge again."""
+        if is_there(self.path / DIVERGED):
+            remove(self.path / ENDED)
+            remove(self.path / DIVERGED)
 
     def _cut(self, length: int) -> None:
         """Cut rounds.jsonl to this length."""
@@ -292,8 +302,8 @@ def _require_no_records(path: Path) -> None:
     file = path / ROUNDS
     if is_there(file) and read_bytes(file).count(b"\n") > 1:
         raise RunError(
-            f"{file} has records, but there is no checkpoint to continue from: choose another folder, or move {ROUNDS} "
-            "away to start again",
+            f"{file} has records, but there is no checkpoint-ROUND.safetensors to continue from: choose another "
+            f"folder, or move {ROUNDS} away to start again",
             key=ROUNDS,
             value=str(file),
         )

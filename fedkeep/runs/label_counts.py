@@ -28,7 +28,7 @@ def write_label_counts(folder: Path, clients: Partition, y: Any, n_classes: int,
     """Write the label counts into a run folder unless they are there already."""
     if not is_there(file := folder / SPLIT):
         counts = count_labels(clients, y, n_classes)
-        data = json.dumps(counts).encode() if run is None else seal_json(counts, run)[0]
+        data = json.dumps(counts).encode() if run is None else seal_json(counts, run, SPLIT)[0]
         write_atomic(file, data)
 
 
@@ -59,7 +59,9 @@ def read_label_counts(folder: Path) -> dict[str, Any] | None:
     run = read_experiment_file(folder).run
     try:
         data = read_bytes(file)
-        table = parse_json(str(file), SPLIT, data) if run is None else unseal_json(str(file), SPLIT, data, run)[0]
+        table = (
+            parse_json(str(file), SPLIT, data) if run is None else unseal_json(str(file), SPLIT, data, run, SPLIT)[0]
+        )
         counts = np.asarray(table["counts"], dtype=int)
         if counts.ndim != 2 or len(counts) != len(table["ids"]):
             raise damaged(str(file), SPLIT, "its counts have another shape")

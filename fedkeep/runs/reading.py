@@ -69,7 +69,7 @@ def write_instruments(run_dir: Path, results: list[dict[str, Any]]) -> None:
     """Write the results of all analysed rounds into a run folder."""
     run, lines = read_experiment_file(run_dir).run, [without_nan(result) for result in results]
     plain = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    write_atomic(run_dir / INSTRUMENTS, plain if run is None else seal_lines(lines, run))
+    write_atomic(run_dir / INSTRUMENTS, plain if run is None else seal_lines(INSTRUMENTS, lines, run))
 
 
 def saved_round(path: Path) -> int | None:
@@ -108,8 +108,12 @@ def load_run(path: str | Path, weights: bool = True) -> History:
         require_lines(lines, header, experiment)
         require_files(header, experiment)
     history.records = lines.records
-    history.ended = _reason(path, lines, ended, header)
-    history.diverged = _read_diverged(path, experiment.run)
+    reason = _reason(path, lines, ended, header)
+    history.diverged = _read_diverged(path, experiment.run, required=reason == "diverged")
+    history.ended = None if history.diverged else reason
+    if weights and ended is not None and history.saved is not None and history.saved < ended["round"]:
+        log.warning("%s has no checkpoint of its last round; the history is loaded without weights", path)
+        history.params, history.saved = {}, None
     read_label_counts(path)
     read_instruments(path)
     history.verified = experiment.verified and history.verified
@@ -150,7 +154,7 @@ def _read_ended(path: Path, run: str | None) -> dict[str, Any] | None:
     file = path / ENDED
     if run is None or not is_there(file):
         return None
-    ended, _ = unseal_json(str(file), ENDED, read_bytes(file).removesuffix(b"\n"), run)
+    ended, _ = unseal_json(str(file), ENDED, read_bytes(file).removesuffix(b"\n"), run, ENDED)
     return ended
 
 
@@ -171,9 +175,9 @@ def _reason(path: Path, lines: Lines, ended: dict[str, Any] | None, header: Chec
     return header.ended if header is not None and header.round == last else None
 
 
-def _read_diverged(path: Path, run: str | None) -> str | None:
+def _read_diverged(path: Path, run: str | None, required: bool) -> str | None:
     file = path / DIVERGED
-    if not is_there(file):
+    if not is_there(file) and not required:
         return None
     body, owner = unseal_text(file, read_bytes(file))
     if run is not None and owner is None:

@@ -1,7 +1,8 @@
 """Seals of a run's text files: the run's id and a checksum, in the file itself, so that no change goes unnoticed.
 
 A JSON object, or a line of JSON, ends with the keys `run` and `check`. Lines that are appended are chained: each
-checksum covers the one before. Other text ends with a comment line. The checksum covers every byte before it.
+checksum covers the one before. Other text ends with a comment line. A checksum covers every byte before it, and the
+name of a file or the checksum of the line before, so that a sealed file is not taken for another one.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def unseal_json(
     return value, check
 
 
-def seal_lines(values: Sequence[Mapping[str, Any]], run: str) -> bytes:
-    """Return sealed lines of which none can be lost: each checksum covers the line after it."""
-    lines, following = [], ""
+def seal_lines(name: str, values: Sequence[Mapping[str, Any]], run: str) -> bytes:
+    """Return sealed lines of which none can be lost: a checksum covers the line after it, the last one their number."""
+    lines, following = [], f"{name} {len(values)}"
     for value in reversed(values):
         line, following = seal_json(value, run, following)
         lines.append(line + b"\n")
@@ -69,16 +70,16 @@ def unseal_lines(path: Path, data: bytes, run: str) -> list[dict[str, Any]]:
     *lines, rest = data.split(b"\n")
     if not lines or rest:
         raise damaged(str(path), path.name, "it is truncated")
-    values, following = [], ""
+    values, following = [], f"{path.name} {len(lines)}"
     for number, line in reversed(list(enumerate(lines, start=1))):
         value, following = unseal_json(f"{path}, line {number}", path.name, line, run, following, number)
         values.append(value)
     return values[::-1]
 
 
-def seal_text(body: bytes, run: str) -> bytes:
-    """Return a text, which ends with a newline, with a comment that holds the run's id and the checksum."""
-    return body + f"# run {run}, checksum {checksum(run.encode(), body)}\n".encode()
+def seal_text(name: str, body: bytes, run: str) -> bytes:
+    """Return the text of a file, which ends with a newline, and a comment with the run's id and the checksum."""
+    return body + f"# run {run}, checksum {checksum(name.encode(), run.encode(), body)}\n".encode()
 
 
 def unseal_text(path: Path, data: bytes) -> tuple[bytes, str | None]:
@@ -87,7 +88,7 @@ def unseal_text(path: Path, data: bytes) -> tuple[bytes, str | None]:
     if found is None:
         return data, None
     body, run, check = data[: found.start()], found[1], found[2]
-    if checksum(run, body).encode() != check:
+    if checksum(path.name.encode(), run, body).encode() != check:
         raise damaged(str(path), path.name, "its contents do not match its checksum")
     return body, run.decode()
 
@@ -111,7 +112,7 @@ def damaged(where: str, name: str, why: str, value: Any = None) -> RunError:
 def foreign(where: str, name: str, owner: Any, run: str) -> ForeignFile:
     """Return the error for a file of another run."""
     return ForeignFile(
-        f"{where} belongs to run {str(owner)[:64]}, the experiment file to run {run}: one of them is of another run",
+        f"{where} belongs to run {str(owner)[:64]}, experiment.toml to run {run}: one of them is of another run",
         key=name,
         value=owner,
         valid=[run],

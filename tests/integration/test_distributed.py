@@ -18,6 +18,7 @@ import fedkeep as fk
 from fedkeep import tree
 from fedkeep.engine.distributed import Ranks, _header, _payload, _tree_from
 from fedkeep.runs.reading import load_run, saved_round
+from fedkeep.runs.trees import read_tree
 
 SCRIPT = """
 import sys, torch

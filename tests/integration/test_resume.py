@@ -193,6 +193,6 @@ def test_a_run_of_a_flower_app_is_resumed_by_its_app(tmp_path: Path) -> None:
     interrupt_small(tmp_path)
     file = tmp_path / "experiment.toml"
     changed = file.read_text().replace('engine = "stacked"', 'engine = "flower"').partition("# run")[0]
-    file.write_bytes(seal_text(changed.encode(), read_experiment(tmp_path)["made_by"]["run"]))
+    file.write_bytes(seal_text(file.name, changed.encode(), read_experiment(tmp_path)["made_by"]["run"]))
     with raises(ConfigError, key="run_dir", value=str(tmp_path), mentions=["flwr run", "run-dir"]):
         fk.resume(tmp_path)
