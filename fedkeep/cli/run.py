@@ -95,7 +95,11 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+    from_round: Annotated[
+        int | None, typer.Option(min=0, help="Go back to the checkpoint of this round and repeat the later ones.")
+    ] = None,
 ) -> None:
     """Resume an interrupted run. The result is bit for bit that of an uninterrupted run.
 
@@ -108,7 +112,7 @@ def resume(
     rounds = read_experiment(folder).get("train", {}).get("rounds", 0)
     with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
-        history = resume_from_file(folder, (progress,))
+        history = resume_from_file(folder, (progress,), from_round)
         progress.finish_run(folder.name, history)
     _show_runs({folder.name: history}, as_json, folder.parent)
 

@@ -33,6 +33,7 @@ from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.label_counts import write_label_counts
+from fedkeep.runs.packed import as_table
 from fedkeep.runs.server_state import ServerState
 from fedkeep.task import check_forward
 from fedkeep.tree import Tree
@@ -138,7 +139,7 @@ class Simulation:
         try:
             while self.round < self.settings.rounds and not self._stop:
                 self.step()
-                if self.ranks.on_rank0(lambda: self.folder is not None and self.folder.checkpoint_due(self.round)):
+                if self.ranks.on_rank0(self._checkpoint_due):
                     self._checkpoint()
         except Diverged as error:
             error.history, message = self.history, str(error)
@@ -147,7 +148,9 @@ class Simulation:
         except (KeyboardInterrupt, SystemExit):
             self._save_last_round()
             raise
-        self._checkpoint()
+        reason = "finished" if self.round >= self.settings.rounds else "stopped"
+        self.ranks.on_rank0(lambda: self.state.finish(reason))
+        self.history.ended = reason
         self.history.params = tree.to(self.params, "cpu")
         return self.history
 
@@ -171,10 +174,14 @@ class Simulation:
         """End the run after this round; for callbacks."""
         self._stop = True
 
-    def attach(self, folder: RunFolder) -> Simulation:
-        """Write everything from now on into a run folder; if it has a checkpoint, continue from it."""
-        self.state.attach(folder, ClientStore(folder.clients), self.task.device)
-        write_label_counts(folder.path, self.clients, self.data.y_train, self.task.n_classes)
+    def attach(self, folder: RunFolder, from_round: int | None = None) -> Simulation:
+        """Write everything from now on into a run folder; if it has a checkpoint, continue from the last.
+
+        With `from_round`, continue from the checkpoint of that round.
+        """
+        states = ClientStore(folder.clients, run=folder.run)
+        self.state.attach(folder, states, self.task.device, from_round)
+        write_label_counts(folder.path, self.clients, self.data.y_train, self.task.n_classes, folder.run)
         return self
 
     # One round
@@ -241,9 +248,9 @@ class Simulation:
                 self.state.clients.put(client, tree.map(lambda t, k=k: t[k].clone(), states), plan.round)
         record: Record = {"train_loss": float(clients["loss"].mean()), "bytes_up": result.bytes_up}
         if "hits" in clients:
-            total = torch.bincount(self.y_test, minlength=self.task.n_classes).tolist()
-            hits, counts = (clients[key].tolist() for key in ("hits", "label_counts"))
-            record["local"] = {"hits": hits, "total": total, "label_counts": counts}
+            total = torch.bincount(self.y_test, minlength=self.task.n_classes)
+            tables = {"hits": clients["hits"], "total": total, "label_counts": clients["label_counts"]}
+            record["local"] = {key: as_table(table.cpu()) for key, table in tables.items()}
         return record
 
     def _reserve_on_device(self, state_bytes: float) -> bool:
@@ -299,6 +306,11 @@ class Simulation:
             self.state.checkpoint()
         except (FedkeepError, OSError, RuntimeError) as error:
             log.warning("round %d is not saved: %s", self.round, error)
+
+    def _checkpoint_due(self) -> bool:
+        """Return whether to save after this round; the last one is saved when the run ends."""
+        going_on = self.round < self.settings.rounds and not self._stop
+        return going_on and self.folder is not None and self.folder.checkpoint_due(self.round)
 
     def _checkpoint(self) -> None:
         self.ranks.on_rank0(self.state.checkpoint)

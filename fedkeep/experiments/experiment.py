@@ -36,7 +36,7 @@ from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
-from fedkeep.runs.files import FORMAT
+from fedkeep.runs.files import FORMAT, READABLE_FORMATS
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -53,6 +53,7 @@ class Experiment(BaseModel):
     train: Settings = Field(default_factory=Settings)
     seed: int = Field(default=0, ge=0)
     checkpoint_every: int | None = Field(default=None, ge=1)
+    keep: int | None = Field(default=None, ge=1)  # checkpoints; by default 3
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any]) -> Experiment:
@@ -132,6 +133,7 @@ class Experiment(BaseModel):
         return {
             "seed": self.seed,
             "checkpoint_every": self.checkpoint_every,
+            "keep": self.keep,
             "method": self.method,
             "model": self.model,
             "data": dict(data),
@@ -161,12 +163,13 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path} cannot be read: {reason}", key="file", value=str(path)) from None
-    if (version := tables.get("format", FORMAT)) != FORMAT:
+    if (version := tables.get("format", FORMAT)) not in READABLE_FORMATS:
         raise ConfigError(
-            f"{path} has format {format_value(version)}; this version of fedkeep reads format {FORMAT}: update fedkeep",
+            f"{path} has format {format_value(version)}; this version of fedkeep reads formats 1 and {FORMAT}: "
+            "update fedkeep",
             key="format",
             value=version,
-            valid=[FORMAT],
+            valid=READABLE_FORMATS,
         )
     return tables
 

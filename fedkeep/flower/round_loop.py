@@ -96,6 +96,7 @@ class RoundLoop(FlowerStrategy):
                 log.info(format_round(record, federation.settings.rounds))
                 self._add_metrics(result, record, evaluate_fn)
                 self._evaluate_on_nodes(result, through, grid, evaluate_config or ConfigRecord())
+            state.finish("finished")
         finally:
             state.close()
         result.arrays = federation.state_dict()

@@ -61,6 +61,10 @@ class Strategy(RoundLoop):
         The number of classes; needed without `data_fn`.
     run_dir
         The run folder. Every round is saved there; if it already contains this run, the run is resumed.
+    keep
+        How many checkpoints stay in the run folder; by default 3.
+    from_round
+        Go back to the checkpoint of this round and repeat the later ones.
     criterion
         The loss of logits and labels, per example.
     timeout
@@ -97,6 +101,8 @@ class Strategy(RoundLoop):
         data_fn: Callable[[], Any] | None = None,
         n_classes: int | None = None,
         run_dir: Any = None,
+        keep: int | None = None,
+        from_round: int | None = None,
         criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
         timeout: float = 600.0,
         min_replies: float | int = 0.5,
@@ -125,6 +131,8 @@ class Strategy(RoundLoop):
             n_classes=n_classes,
             run_dir=run_dir,
             criterion=criterion,
+            keep=keep,
+            from_round=from_round,
         )
         if fraction_evaluate and self.federation.settings.private:
             raise ConfigError(
