@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 
@@ -34,6 +35,25 @@ def list_some(names: Sequence[str], most: int = 12) -> str:
     """List names for a message; of many, the first few and their number."""
     shown = ", ".join(" ".join(str(name).split()) for name in names[:most])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown or "none"
+
+
+def printable(text: object) -> str:
+    """Return text that is safe to show: control characters and text-direction marks are written as escapes.
+
+    >>> print(printable(chr(27) + "[31mred"))
+    \\x1b[31mred
+    """
+    hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) in hidden else c for c in str(text))
+
+
+def clip(text: str, most: int) -> str:
+    """Cut a text to at most this many characters; the last one then is an ellipsis.
+
+    >>> clip("a long name", 6), clip("short", 6)
+    ('a lon…', 'short')
+    """
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def one_line(error: BaseException) -> str:

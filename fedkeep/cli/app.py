@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fedkeep._util.text import printable
 from fedkeep._util.version import __version__
 from fedkeep.cli import analyse, compare, demo, export, flower, methods, partition, report, reproduce, run
 from fedkeep.errors import Diverged, FedkeepError, LostPeer
@@ -65,11 +66,11 @@ def main() -> None:
         with only_rank0_prints():
             app()
     except LostPeer as error:
-        print(f"fedkeep: {error}", file=sys.stderr, flush=True)
+        print(f"fedkeep: {printable(error)}", file=sys.stderr, flush=True)
         sys.exit(1)
     except FedkeepError as error:
         if os.environ.get("RANK", "0") == "0":
-            print(f"fedkeep: {error}", file=sys.stderr, flush=True)
+            print(f"fedkeep: {printable(error)}", file=sys.stderr, flush=True)
         sys.exit(1 if isinstance(error, Diverged) else 2)
     except SystemExit as end:
         if end.code == 130:  # typer's exit code for Ctrl-C

@@ -13,6 +13,7 @@ from fedkeep._util.version import __version__
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.structure import is_own, layer_names, structure_hash
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
 from fedkeep.task import Task
@@ -60,4 +61,22 @@ def fingerprints(task: Task, data: Dataset, clients: Partition) -> dict[str, str
         "data": fingerprint(*(part for part in arrays if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
         "model": model_fingerprint(task),
+    }
+
+
+def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]:
+    """Return what tells two experiments apart that have the same tables: what models, losses and methods compute.
+
+    `structure` is a hash of the model without its weights, `layers` names its layers, `loss` is a hash of the
+    criterion, `test` one of the test set, `init` one of the initial weights. `algorithm` is a hash of the method's
+    code, if the method is the user's own.
+    """
+    model = task.module(task.init)
+    return {
+        "structure": structure_hash(model),
+        "layers": layer_names(model),
+        "loss": structure_hash(task.criterion),
+        "init": fingerprint(task.init),
+        "test": fingerprint(data.x_test, data.y_test) if data is not None else None,
+        "algorithm": structure_hash(type(method)) if is_own(type(method)) else None,
     }
