@@ -18,7 +18,7 @@ from fedkeep.errors import ConfigError
 
 NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # the key of a section's name
 TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
-KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep"]  # the top-level keys of an experiment
+KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep", "label"]  # the top-level keys of an experiment
 
 
 def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

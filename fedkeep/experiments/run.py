@@ -38,8 +38,8 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
     if not (path / EXPERIMENT).exists():
         return True
     theirs = Experiment.from_dict(read_experiment(path)).to_dict()
-    # checkpoint_every and keep are not part of an experiment's identity
-    ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep")}}
+    # how often to save, how much to keep and the label are not part of an experiment's identity
+    ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep", "label")}}
     for key, there, here in _differences(theirs, ours):
         raise ConfigError(
             f"{path} holds another experiment: {key} is {there!r} there and {here!r} here; choose another folder",

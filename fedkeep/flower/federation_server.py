@@ -228,10 +228,11 @@ def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str,
     """Return what is written to experiment.toml."""
     method, settings, task = federation.method, federation.settings, federation.task
     source = data.name if data else "federation"
+    made_by = {**provenance.made_by("flower", task, federation.threads), **provenance.identity(method, task, data)}
     return {
         **provenance.experiment_dict(method, settings, task, source, federation.n_clients),
         "checkpoint_every": 1,
-        "made_by": {**provenance.made_by("flower", task, federation.threads), "run": federation.run},
+        "made_by": {**made_by, "run": federation.run},
     }
 
 
