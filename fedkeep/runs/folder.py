@@ -85,6 +85,7 @@ class RunFolder:
         self._lock = _locked(path / LOCK)
         try:
             self._rounds = open_to_append(path / ROUNDS)
+            remove_partial_files(path)
         except BaseException:
             self._lock.release()
             raise
@@ -231,7 +232,6 @@ class RunFolder:
             self._abandoned = last_abandoned_round(self.path)
         self._cut(saved.header.offset)
         self._forget_divergence()
-        remove_partial_files(self.path)
         states.restore(saved.clients, older, postpone=going_back)
         self.last = self._recorded = saved.round
         self._check = saved.header.check
