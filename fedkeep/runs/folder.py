@@ -230,6 +230,8 @@ class RunFolder:
         if self.run is not None:
             set_aside(self.path, saved.round, read_bytes(self.path / ROUNDS)[saved.header.offset :], self.run)
             self._abandoned = last_abandoned_round(self.path)
+            if self._abandoned is None or self._abandoned <= saved.round:
+                delete_abandoned(self.path)  # left by a process that was killed before it did
         self._cut(saved.header.offset)
         self._forget_divergence()
         states.restore(saved.clients, older, postpone=going_back)
