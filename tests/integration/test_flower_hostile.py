@@ -12,7 +12,7 @@ from support.errors import raises
 from support.problems import Problem, same
 
 import fedkeep as fk
-from fedkeep import forgetting, tree
+from fedkeep import tree
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
 
@@ -26,6 +26,7 @@ from fedkeep.flower import Strategy
 from fedkeep.flower.evaluation_replies import average_metrics
 from fedkeep.flower.trial import outlier
 from fedkeep.flower.update_checks import Limits, printable
+from fedkeep.tree import Tree
 
 
 def records_of(strategy: Strategy) -> list[dict]:
@@ -222,17 +223,26 @@ def test_without_faults_nobody_is_replaced(three: Problem) -> None:
 def digits() -> Problem:
     """Return four clients of the digits."""
     data = fk.data.load("digits", public=0.1)
-    data = dataclasses.replace(data, x_train=data.x_train[:600], y_train=data.y_train[:600])
+    data = dataclasses.replace(data, x_train=data.x_train[:320], y_train=data.y_train[:320])
+    data = dataclasses.replace(data, x_test=data.x_test[:160], y_test=data.y_test[:160])
     clients = fk.data.partition.shards(data.y_train, n_clients=4, s=5, seed=0)
-    settings = {"rounds": 4, "participation": 4, "epochs": 2, "batch_size": 10, "lr": 0.05, "engine": "loop"}
+    settings = {"rounds": 4, "participation": 4, "epochs": 1, "batch_size": 10, "lr": 0.1, "engine": "loop"}
     return Problem(fk.models.build("mlp", (1, 8, 8), 10), data, clients, settings)
 
 
 @functools.cache
-def honest_accuracy(name: str) -> float:
+def without_one_update(name: str) -> Tree:
+    """Return the server's tree at the end of a run in which client 1 sends no update in round 2."""
+
+    def fault(message: Message, work):
+        failed = message.content["fedkeep"]["round"] == 2
+        return Message(Error(2, "no update"), reply_to=message) if failed else work()
+
+    grid = grid_of(digits(), fk.methods.get(name)())
+    grid.node_of(1).fault = fault
     strategy = strategy_of(digits(), fk.methods.get(name)())
-    strategy.start(grid_of(digits(), fk.methods.get(name)()))
-    return float(forgetting.accuracy(records_of(strategy)[-1]["confusion"]))
+    strategy.start(grid)
+    return strategy.federation.state.server
 
 
 ATTACKS = {  # method, the attack on the upload, and the entry that is out of bounds
@@ -243,7 +253,7 @@ ATTACKS = {  # method, the attack on the upload, and the entry that is out of bo
     "fedcurv u=1e3": ("fedcurv", filled("u", 1e3), "u"),
     "fedcurv v=1e3": ("fedcurv", filled("v", 1e3), "v"),
     **{f"fednova tau={tau}": ("fednova", filled("tau", tau), "tau") for tau in (1e-30, 0.0, -1.0, 1.0, 1e9)},
-    "fednova n=1e6": ("fednova", filled("n", 1e6), "tau"),
+    "fednova n=900": ("fednova", filled("n", 900.0), "tau"),
     "flashback mu=-1e9": ("flashback", filled("mu", -1e9), "mu"),
     "flashback -3 mu": ("flashback", scaled("mu", -3.0), "mu"),
     "flashback 3 mu": ("flashback", scaled("mu", 3.0), "mu"),
@@ -266,7 +276,7 @@ def test_upload_that_no_honest_client_sends_is_rejected(what: str) -> None:
     rounds = records_of(strategy)
     assert [r["cohort"] for r in rounds] == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert rounds[1]["failed"]["1"].split(": ")[1].startswith(f"{entry} ")
-    assert float(forgetting.accuracy(rounds[-1]["confusion"])) > honest_accuracy(name) - 0.05
+    assert same(without_one_update(name), strategy.federation.state.server), "as if it had sent nothing"
 
 
 # A round after which honest clients would be rejected is not applied
@@ -274,7 +284,7 @@ def test_upload_that_no_honest_client_sends_is_rejected(what: str) -> None:
 
 def stiff(upload, server):
     """Return FedCurv's upload with a u and v that fit each other, but make every client's training unstable."""
-    u = tree.map(lambda t: torch.full_like(t, 300.0), upload["u"])
+    u = tree.map(lambda t: torch.full_like(t, 150.0), upload["u"])
     return {**upload, "u": u, "v": tree.map(torch.mul, u, upload["params"])}
 
 
@@ -282,9 +292,9 @@ def far_with_dc(upload, server):
     """Return SCAFFOLD's upload with weights far away, and the dc that follows from them."""
     far = far_away(9.9)(upload, server)["params"]
     n = int(upload["n"])
-    steps = 2 * -(-n // 10)
+    steps = -(-n // 10)
     effective = (steps - 0.9 * (1 - 0.9**steps) / 0.1) / 0.1
-    dc = tree.map(lambda g, w, c: (g - w) / (effective * 0.05 * 0.99) - c, server["params"], far, server["c"])
+    dc = tree.map(lambda g, w, c: (g - w) / (effective * 0.1 * 0.99) - c, server["params"], far, server["c"])
     return {**upload, "params": far, "dc": dc}
 
 
@@ -305,7 +315,7 @@ def test_round_after_which_nobody_could_train_is_not_applied(name: str, attack, 
     if applied is False:
         assert rounds[1]["cohort"] == [0, 2, 3]
         assert "client 1" in rounds[1]["security"][0], "the largest upload is named"
-        assert float(forgetting.accuracy(rounds[-1]["confusion"])) > honest_accuracy(name) - 0.05
+        assert same(without_one_update(name), strategy.federation.state.server), "as if it had sent nothing"
 
 
 def test_round_that_is_not_applied_changes_nothing(three: Problem, tmp_path: Path) -> None:
