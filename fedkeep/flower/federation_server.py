@@ -102,8 +102,6 @@ class FederationServer:
         """Apply a finished round: replace the server's tree, evaluate, record and save."""
         state, number = self.state, record["round"]
         if self.settings.private:
-            if record["cohort"]:
-                self.releases.add(number, record["cohort"])
             record.update(privacy.public_record(record))
             record["epsilon"] = privacy.epsilon(self.settings, self.releases.cohorts)
         state.server = server

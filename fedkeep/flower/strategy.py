@@ -222,6 +222,8 @@ class Strategy(RoundLoop):
         if self.equal_weights:
             uploads = robust.with_equal_n(uploads)
         cohort = server_hooks.make_cohort(federation.settings, ids, pending.number)
+        if federation.settings.private:
+            federation.releases.add(pending.number, ids)
         with device.numerics(federation.settings, task.device, federation.threads):
             method, settings, source = federation.method, federation.settings, privacy.system_bytes
             return server_hooks.aggregate(method, task, server, uploads, cohort, settings, source)

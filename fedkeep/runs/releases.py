@@ -1,8 +1,8 @@
 """Releases of a differentially private federation: which clients took part in every model that was ever released.
 
-`releases.jsonl` has one line for each release and is only ever appended to, before the release. A federation's noise
-is new every time, so a round that is run again after going back to an earlier checkpoint spends privacy again. The
-records in `rounds.jsonl` are cut off then; these lines stay.
+`releases.jsonl` has one line for each aggregation and is only ever appended to, before noise is added. A federation's
+noise is new every time, so a round that is run again after a crash, or after going back to an earlier checkpoint,
+spends privacy again. The records in `rounds.jsonl` are cut off then; these lines stay.
 """
 
 from __future__ import annotations

@@ -142,3 +142,13 @@ def test_what_differential_privacy_does_not_cover_is_refused(three: Problem) -> 
         strategy_of(three, fk.methods.FedAvg(), aggregation="krum")
     with raises(MethodError, key="dp_noise"):
         strategy_of(three, fk.methods.FedNova()).start(MemoryGrid([]), train_config=DP)
+
+
+def test_a_server_that_dies_before_it_commits_has_spent(three: Problem, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "run"
+    strategy = strategy_of(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=path)
+    monkeypatch.setattr(strategy, "commit", lambda arrays=None: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(grid_of(three, fk.methods.FedAvg()))
+    records = run(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=path).federation.state.history.records
+    assert records[-1]["epsilon"] == privacy.compute_epsilon(1.5, 1e-5, 2)
