@@ -17,11 +17,11 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from scipy.special import ndtri
+from torch import Tensor
 
 from fedkeep import tree
 from fedkeep._util.optional import require_extra
@@ -81,8 +81,8 @@ def privatise(
     change = robust.changes(server, uploads, method.averaged)
     factor = (clip / robust.norms(change, len(cohort.ids)).clamp(min=1e-300)).clamp(max=1.0)
 
-    def noised_mean(t: torch.Tensor) -> Any:
-        noise = torch.from_numpy(normals(math.prod(t.shape[1:]), source)).reshape(t.shape[1:])
+    def noised_mean(t: Tensor) -> Any:
+        noise = normals(math.prod(t.shape[1:]), source).reshape(t.shape[1:])
         total = torch.tensordot(factor, t.double(), dims=1)
         return (total + deviation * noise.to(total.device)) / size
 
@@ -92,10 +92,11 @@ def privatise(
     return robust.with_mean(robust.with_equal_n(uploads), means, len(cohort.ids))
 
 
-def normals(count: int, source: RandomBytes) -> np.ndarray:
+def normals(count: int, source: RandomBytes) -> Tensor:
     """Return standard normal numbers, each from 52 random bits by the inverse of the distribution function."""
     bits = np.frombuffer(source(8 * count), dtype="<u8") >> np.uint64(12)
-    return np.asarray(ndtri((bits.astype(np.float64) + 0.5) / 2.0**52))
+    uniform = torch.from_numpy((bits.astype(np.float64) + 0.5) / 2.0**52)
+    return cast(Tensor, torch.special.ndtri(uniform))
 
 
 def most_rounds(cohorts: Iterable[Sequence[int]]) -> int:
