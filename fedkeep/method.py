@@ -22,13 +22,14 @@ from torch import Tensor
 from fedkeep import tree
 from fedkeep._util.hyperparameters import Hyper, hyper
 from fedkeep._util.text import did_you_mean
+from fedkeep.bounds import Bound
 from fedkeep.errors import MethodError
 from fedkeep.losses import masked_mean
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 __all__ = [
-    "HOOKS", "Batch", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note", "Params",
+    "HOOKS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note", "Params",
     "ServerTree", "Shared", "Upload", "Visit", "hyper",
 ]  # fmt: skip
 
@@ -176,6 +177,8 @@ class FedAvg:
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
     averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
+    # what the entries of an honest upload are like: a federation's server rejects others
+    bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

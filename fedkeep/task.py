@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import losses, tree
+from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
+from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
+from fedkeep._util.structure import structure_hash
 from fedkeep.errors import ModelError
 from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
@@ -40,7 +43,7 @@ class Task:
         n_classes: int,
         n_clients: int,
         public: Public | None = None,
-        criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+        criterion: Criterion = losses.cross_entropy,
         *,
         optimizer: Optimizer | None = None,
         lr: Callable[[int], float] = lambda round: 0.01,
@@ -50,9 +53,9 @@ class Task:
     ) -> None:
         check_model(model)
         self.n_classes, self.n_clients, self.public = n_classes, n_clients, public
-        self.criterion = criterion
         self.optimizer, self.lr = optimizer or SGD(), lr  # of the clients; lr(round) is the learning rate of a round
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
+        self.criterion = require_criterion(criterion, n_classes, self.device, dtype)
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
         self.train_module = copy.deepcopy(self._eval).train()
         self._call_eval, self._call_train = _FunctionalModule(self._eval), _FunctionalModule(self.train_module)
@@ -62,11 +65,17 @@ class Task:
                 "the model has no parameter that requires a gradient, so there is nothing to train", key="model"
             )
         self.has_features = hasattr(model, "features") and hasattr(model, "head")
+        self._maps_examples = True  # until vmap over examples has failed
 
     @property
     def n_weights(self) -> int:
         """The number of trained weights."""
         return sum(w.numel() for w in tree.leaves(self.init))
+
+    @property
+    def modules(self) -> tuple[nn.Module, nn.Module]:
+        """The copies of the user's module in training mode and in evaluation mode."""
+        return self.train_module, self._eval
 
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
         """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
@@ -88,6 +97,27 @@ class Task:
 
         features, logits = self._call(train, params, both)
         return features.to(self.dtype), logits.to(self.dtype)
+
+    def example_gradients(self, params: Tree, x: Any, y: Tensor) -> Tree:
+        """Return the gradient of the criterion for every example, in evaluation mode, [B, ...] each.
+
+        They are computed by `vmap` over the examples; for a model that it does not support, one after another.
+        """
+
+        def single(w: Tree, x: Any, y: Tensor) -> Tensor:
+            return self.criterion(self.apply(w, tree.map(lambda t: t[None], x)), y[None]).sum()
+
+        gradient = torch.func.grad(single)
+        if self._maps_examples:
+            try:
+                return torch.func.vmap(gradient, in_dims=(None, 0, 0))(params, x, y)  # type: ignore[no-any-return]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                if is_batched(y):  # inside another vmap, which may be the reason
+                    raise
+                self._maps_examples = False
+        return tree.stack([gradient(params, tree.take(x, i), y[i]) for i in range(len(y))])
 
     def module(self, params: Tree) -> nn.Module:
         """Return a copy of the user's module with these weights, on the CPU, in evaluation mode."""
@@ -207,3 +237,17 @@ def check_forward(task: Task, x: Any) -> None:
 
 def _shape(x: Any) -> Any:
     return {k: tuple(v.shape) for k, v in x.items()} if isinstance(x, dict) else tuple(x.shape)
+
+
+def describe_criterion(criterion: Criterion) -> str:
+    """Return the criterion's name and, except for the default, a hash of what it computes.
+
+    >>> describe_criterion(losses.cross_entropy)
+    'cross_entropy'
+    >>> describe_criterion(nn.CrossEntropyLoss(label_smoothing=0.1)).partition("#")[0]
+    'CrossEntropyLoss()'
+    """
+    if criterion is losses.cross_entropy:
+        return "cross_entropy"
+    tensors = dict(criterion.state_dict()) if isinstance(criterion, nn.Module) else {}  # such as class weights
+    return f"{criterion_name(criterion)}#{structure_hash((criterion, tensors))}"

@@ -18,3 +18,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             with torch.cuda.device(one):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """Return torch's random state on this device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_whole
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, FedkeepError
+
+MAX_CLASSES = 10_000  # a confusion matrix takes the square of it
 
 
 def to_inputs(x: Any, key: str) -> Any:
@@ -60,7 +64,16 @@ def require_n_classes(n_classes: int | None, highest: int) -> int:
         raise DataError(
             "all labels in y_train and y_test are 0, but at least two classes are needed", key="y_train", value=0
         )
-    number = highest + 1 if n_classes is None else require_whole("n_classes", n_classes, low=2, error=DataError)
+    if highest >= MAX_CLASSES:
+        raise DataError(
+            f"there is a label {highest}, but at most {MAX_CLASSES} classes are supported: number them from 0, without "
+            "gaps",
+            key="y_train",
+            value=highest,
+        )
+    if n_classes is None:
+        return highest + 1
+    number = require_whole("n_classes", n_classes, low=2, high=MAX_CLASSES, error=DataError)
     if highest >= number:
         raise DataError(
             f"there is a label {highest}, but with n_classes = {number} labels are 0 to {number - 1}",
@@ -86,7 +99,7 @@ def to_ids(key: str, ids: Any, y: Tensor) -> np.ndarray | None:
     """Return the owners of the examples as an array, one for each."""
     if ids is None:
         return None
-    array: np.ndarray = np.asarray(ids).reshape(-1)
+    array = as_ids(ids, key)
     if len(array) != len(y):
         raise DataError(
             f"{key} must have one entry for each of the {len(y)} examples, not {len(array)}", key=key, value=len(array)
@@ -94,11 +107,38 @@ def to_ids(key: str, ids: Any, y: Tensor) -> np.ndarray | None:
     return array
 
 
+def as_ids(ids: Any, key: str = "ids", error: type[FedkeepError] = DataError) -> np.ndarray:
+    """Return ids as a flat array; texts in a list as objects, because in an array of strings all are equally long."""
+    if isinstance(ids, list | tuple) and ids and all(isinstance(one, str) for one in ids):
+        return to_objects(ids)
+    try:
+        array: np.ndarray = np.asarray(ids).reshape(-1)
+        np.unique(array)  # they must have an order
+    except (ValueError, TypeError, RuntimeError) as reason:
+        raise error(f"{key} must be numbers or texts, one per example: {one_line(reason)}", key=key) from reason
+    return array
+
+
+def to_objects(texts: Sequence[str]) -> np.ndarray:
+    """Return texts as an array of objects."""
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    return array
+
+
+def is_one_of(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return for each id whether it is one of the chosen ones; `np.isin`, but fast for objects too."""
+    if ids.dtype.kind != "O" and chosen.dtype.kind != "O":
+        return np.isin(ids, chosen)
+    wanted = set(chosen.tolist())
+    return np.fromiter((one in wanted for one in ids.tolist()), bool, len(ids))
+
+
 def _to_tensor(x: Any, key: str) -> Tensor:
     try:
         array = np.asarray(x)
-    except ValueError as error:  # lists of unequal length
-        raise DataError(f"{key} cannot be made an array: {error}", key=key, value=x) from error
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # lists of unequal length
+        raise DataError(f"{key} cannot be made an array: {one_line(error)}", key=key, value=x) from error
     if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
         raise DataError(f"{key} must hold numbers, not {array.dtype}", key=key, value=str(array.dtype))
     native = array.dtype.newbyteorder("=")
@@ -112,7 +152,8 @@ def _fit_to_example(value: Any, key: str, x: Any) -> Tensor | None:
     if isinstance(x, dict):
         raise DataError(f"{key} needs examples that are one array each, not a dict", key=key, value=value)
     shape = x.shape[1:]
-    tensor: Tensor = to_inputs(np.atleast_1d(value), key).double()
+    given = value if isinstance(value, Tensor) else _to_tensor(value, key)
+    tensor: Tensor = to_inputs(given if given.ndim else given.reshape(1), key).double()
     fitted = tensor.reshape(-1, 1, 1) if tensor.ndim == 1 and len(shape) == 3 else tensor
     try:
         fitted.expand(shape)

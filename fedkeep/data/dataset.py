@@ -13,6 +13,7 @@ from torch import Tensor
 from fedkeep import tree
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data.convert import (
+    is_one_of,
     require_lengths,
     require_n_classes,
     to_ids,
@@ -66,7 +67,7 @@ class Dataset:
         all_ids = ids if self.test_ids is None else np.concatenate([ids, self.test_ids])
         owners, sizes = np.unique(all_ids, return_counts=True)
         small = owners[sizes < at_least]
-        if np.isin(ids, small).all():
+        if is_one_of(ids, small).all():
             raise DataError(
                 f"min_per_id = {at_least}: no owner in the training data has that many examples (the most is "
                 f"{sizes.max()})",
@@ -132,19 +133,19 @@ class Dataset:
 
     def _examples_of(self, owners: np.ndarray) -> tuple[Any, Tensor]:
         """Return all training and test examples of some owners."""
-        index = torch.from_numpy(np.flatnonzero(np.isin(self._require_ids("public_ids"), owners)))
+        index = torch.from_numpy(np.flatnonzero(is_one_of(self._require_ids("public_ids"), owners)))
         x, y = tree.take(self.x_train, index), self.y_train[index]
         if self.test_ids is None:
             return x, y
-        test_index = torch.from_numpy(np.flatnonzero(np.isin(self.test_ids, owners)))
+        test_index = torch.from_numpy(np.flatnonzero(is_one_of(self.test_ids, owners)))
         return tree.cat([x, tree.take(self.x_test, test_index)]), torch.cat([y, self.y_test[test_index]])
 
     def _without_owners(self, owners: np.ndarray) -> Dataset:
         """Return the data set without some owners' training examples, and test examples where owners are known."""
-        data = self._train_on(np.flatnonzero(~np.isin(self._require_ids("ids"), owners)))
+        data = self._train_on(np.flatnonzero(~is_one_of(self._require_ids("ids"), owners)))
         if self.test_ids is None:
             return data
-        index = np.flatnonzero(~np.isin(self.test_ids, owners))
+        index = np.flatnonzero(~is_one_of(self.test_ids, owners))
         if not len(index):
             raise DataError(
                 f"{self.name}: no test example belongs to an owner that is left", key="test_ids", value=self.name

@@ -17,10 +17,13 @@ import numpy as np
 
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data.client_indices import Partition
+from fedkeep.data.convert import as_ids
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
 
 __all__ = ["Partition", "by_id", "dirichlet", "iid", "label_quantity", "shards", "summarize_label_counts"]
+
+_MOST = 2**31  # of clients, examples and classes
 
 
 def iid(y: Any, n_clients: int, seed: int = 0) -> Partition:
@@ -36,7 +39,7 @@ def shards(y: Any, n_clients: int, s: int, seed: int = 0) -> Partition:
     shard holds one class. Otherwise a shard at the border of two classes holds both.
     """
     y = _to_labels(y, n_clients)
-    total = n_clients * require_whole("s", s, low=1, error=PartitionError)
+    total = n_clients * require_whole("s", s, low=1, high=_MOST, error=PartitionError)
     if total > len(y):
         raise PartitionError(
             f"{n_clients} clients with s = {s} need {total} shards, but there are only {len(y)} examples",
@@ -80,9 +83,9 @@ def dirichlet(
     if even:
         return _with_equal_sizes(dirichlet(y, n_clients, alpha, seed, min_size, cap, tries, group), np.asarray(y))
     y = _to_labels(y, n_clients)
-    require_number("alpha", alpha, above=0, error=PartitionError)
-    require_whole("min_size", min_size, error=PartitionError)
-    require_whole("tries", tries, low=1, error=PartitionError)
+    require_number("alpha", alpha, above=0, high=1e100, error=PartitionError)
+    require_whole("min_size", min_size, low=0, high=_MOST, error=PartitionError)
+    require_whole("tries", tries, low=1, high=100_000, error=PartitionError)
     if min_size * n_clients > len(y):
         raise PartitionError(
             f"min_size = {min_size}: {n_clients} clients cannot have {min_size} examples each, because there are "
@@ -91,7 +94,7 @@ def dirichlet(
             value=min_size,
         )
     rng = split_rng(seed, "clients")
-    if group is not None and require_whole("group", group, low=1, error=PartitionError) < n_clients:
+    if group is not None and require_whole("group", group, low=1, high=_MOST, error=PartitionError) < n_clients:
         if n_clients % group:
             raise PartitionError(
                 f"{n_clients} clients cannot be divided into groups of {group}", key="group", value=group
@@ -129,7 +132,7 @@ def label_quantity(y: Any, n_clients: int, k: int, seed: int = 0) -> Partition:
     """
     y = _to_labels(y, n_clients)
     classes = np.unique(y)
-    require_whole("k", k, low=1, error=PartitionError)
+    require_whole("k", k, low=1, high=_MOST, error=PartitionError)
     if k > len(classes):
         raise PartitionError(f"k = {k} classes per client, but the data has {len(classes)}", key="k", value=k)
     if n_clients * k < len(classes):
@@ -158,7 +161,7 @@ def label_quantity(y: Any, n_clients: int, k: int, seed: int = 0) -> Partition:
 
 def by_id(ids: Any) -> Partition:
     """Make one client for each distinct id, such as a writer or a hospital, in sorted order of the ids."""
-    ids = np.asarray(ids).reshape(-1)
+    ids = as_ids(ids, error=PartitionError)
     if not len(ids):
         raise PartitionError("ids is empty: at least one id is needed", key="ids", value=[])
     _, owner = np.unique(ids, return_inverse=True)
@@ -187,7 +190,7 @@ def _to_labels(y: Any, n_clients: int) -> np.ndarray:
     labels: np.ndarray = np.asarray(y).reshape(-1)
     if not len(labels):
         raise PartitionError("y is empty: there are no examples to divide", key="y", value=[])
-    if require_whole("n_clients", n_clients, low=1, error=PartitionError) > len(labels):
+    if require_whole("n_clients", n_clients, low=1, high=_MOST, error=PartitionError) > len(labels):
         raise PartitionError(
             f"n_clients = {n_clients}, but there are {len(labels)} examples: some clients would have none",
             key="n_clients",

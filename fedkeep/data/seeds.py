@@ -41,5 +41,5 @@ def split_rng(seed: int, what: Literal["clients", "public", "test", "held"]) -> 
     `clients`: among clients; `public`: into public set and training data; `test`: into test and training data;
     `held`: into the examples that a client trains on and those it holds out.
     """
-    require_whole("seed", seed, low=0)
+    require_whole("seed", seed, low=0, high=2**63 - 1)
     return generator({"clients": CLIENTS, "public": PUBLIC, "test": TEST, "held": HELD}[what], seed)

@@ -29,8 +29,8 @@ def one_stream_each(fn: Callable[..., Any], *trees: Any) -> Any:
     For modules that `vmap` does not support. Random numbers that they draw would not be tied to a client's seed.
     """
     split = [tree.map(lambda t: t.unbind(0), one) for one in trees]
-    clients = len(tree.leaves(split[0])[0])
-    device = tree.leaves(trees[0])[0].device
+    first = next(leaf for one in trees for leaf in tree.leaves(one))
+    clients, device = len(first), first.device
 
     def call(k: int) -> Any:
         return fn(*(tree.map(lambda ts: ts[k], one) for one in split))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedkeep._util.structure import is_own, layer_names, structure_hash
 from fedkeep._util.version import __version__
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine.settings import Settings
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
-from fedkeep.task import Task
+from fedkeep.task import Task, describe_criterion
+
+log = logging.getLogger("fedkeep")
 
 
 def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int) -> dict[str, Any]:
@@ -45,6 +51,15 @@ def made_by(engine: str, task: Task, threads: int) -> dict[str, Any]:
     }
 
 
+def warn_about_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Log, in one line, what differs from the start of a run that is resumed and can affect the last bits."""
+    compared = ("fedkeep", "torch", "device", "threads", "ranks")
+    changed = [key for key in compared if key in before and key in now and before[key] != now[key]]
+    if changed:
+        differences = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
+        log.warning("%s is resumed with other software or hardware: %s; the last bits may differ", path, differences)
+
+
 def model_fingerprint(task: Task) -> str:
     """Return a checksum of the weights' names and shapes."""
     return fingerprint({name: np.array(w.shape) for name, w in task.init.items()})
@@ -56,8 +71,38 @@ def fingerprints(task: Task, data: Dataset, clients: Partition) -> dict[str, str
     public_arrays = (public.x, public.y, public.x_val, public.y_val) if public else ()
     arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *public_arrays)
     return {
-        "criterion": getattr(task.criterion, "__qualname__", repr(task.criterion)),
+        "criterion": describe_criterion(task.criterion),
         "data": fingerprint(*(part for part in arrays if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
         "model": model_fingerprint(task),
+    }
+
+
+def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
+    """Return whether a fingerprint is the one that a run recorded.
+
+    A criterion is compared by its name alone where its checksum cannot be: with another version of Python, and in runs
+    that recorded only the name.
+    """
+    recorded = made_by[key]
+    if key != "criterion" or value == recorded or "cross_entropy" in (value, recorded):
+        return bool(value == recorded)
+    same_python = str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]
+    names_only = "#" not in recorded or not same_python
+    return bool(names_only and value.partition("#")[0] == recorded.partition("#")[0])
+
+
+def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]:
+    """Return what tells two experiments apart that have the same tables: what models and methods compute.
+
+    `structure` is a hash of the model without its weights, `layers` names its layers, `test` is a hash of the test set,
+    `init` one of the initial weights. `algorithm` is a hash of the method's code, if the method is the user's own.
+    """
+    model = task.module(task.init)
+    return {
+        "structure": structure_hash(model),
+        "layers": layer_names(model),
+        "init": fingerprint(task.init),
+        "test": fingerprint(data.x_test, data.y_test) if data is not None else None,
+        "algorithm": structure_hash(type(method)) if is_own(type(method)) else None,
     }

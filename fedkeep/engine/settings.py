@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
@@ -27,6 +28,7 @@ SMALLEST_COHORT = {
     "krum": (2, 3),
     "multi_krum": (2, 3),
 }
+_MOST = {"rounds": 10**9, "epochs": 10**5, "threads": 1024}  # more would only exhaust memory
 
 
 class SettingsDict(TypedDict, total=False):
@@ -131,11 +133,11 @@ class Settings:
         if self.autocast is not None:
             self._set_dtype("autocast", AUTOCAST)
         for name, low in (("rounds", 1), ("epochs", 1), ("batch_size", 1), ("eval_every", 1), ("eval_local_every", 0)):
-            require_whole(name, getattr(self, name), low)
+            require_whole(name, getattr(self, name), low, _MOST.get(name))
         require_whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("at_once", "threads"):
             if getattr(self, name) is not None:
-                require_whole(name, getattr(self, name), 1)
+                require_whole(name, getattr(self, name), 1, _MOST.get(name))
         for name in ("lr", "lr_decay"):
             require_number(name, getattr(self, name), above=0)
         if self.clip_norm is not None:
@@ -170,7 +172,10 @@ class Settings:
 
     def lr_in(self, round: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
-        return self.lr * self.lr_decay ** (round - 1)
+        try:
+            return self.lr * self.lr_decay ** (round - 1)
+        except OverflowError:
+            return math.inf  # the run diverges
 
     def due(self, every: int, round: int) -> bool:
         """Return whether something done every N rounds is due in this one: also in the last, never if N is 0."""

@@ -130,6 +130,11 @@ class Stacked:
         else:
             buffers["losses"][:, :n_computed].index_copy_(0, s, losses[None])
 
+    @property
+    def _each_without_kernels(self) -> Each:
+        """The mapping for hooks that call the model outside of a step."""
+        return one_stream_each if self.each is one_stream_each else map_clients
+
     def _batch(self, plan: Tree, augment: Tree | None) -> Tree:
         """Gather a step's examples: x, y, mask, with leading axes [clients, B]."""
         at = plan["at"]
@@ -174,8 +179,9 @@ class Stacked:
         at = plan.examples[own + plan.start[:, None]]
         inputs = self.local.inputs(tree.take(self.x, at.reshape(-1)))
         inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
-        each = one_stream_each if self.each is one_stream_each else map_clients
-        note = each(lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, inputs, self.y[at])
+        note = self._each_without_kernels(
+            lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, inputs, self.y[at]
+        )
         return {"selected": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
 
     def _measure(self, params: Tree, shared: Tree, facts: Tree, local: Tree, plan: StackedPlan) -> Tree:
@@ -187,7 +193,7 @@ class Stacked:
             width = batch["mask"].shape[1]
             batch["position"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
             with at_stage(self.local.method, "measure"):
-                sums = map_clients(
+                sums = self._each_without_kernels(
                     lambda w, b, f, loc: self.local.measure(w, b, shared, f, loc),
                     tree.take(params, slice(active)),
                     batch,

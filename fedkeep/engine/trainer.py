@@ -20,10 +20,13 @@ log = logging.getLogger("fedkeep")
 
 
 class Trainer:
-    """The engine with the training data on its device. Training changes no state of the federation."""
+    """The engine with the training data on its device. Training changes no state of the federation.
 
-    def __init__(self, local: LocalTraining, x: Any, y: Tensor, sample: Any, settings: Settings) -> None:
-        self.local, self.x, self.y, self.sample = local, x, y, sample
+    `shared` is what the server sends in the first round; the engine is chosen by a trial step with it.
+    """
+
+    def __init__(self, local: LocalTraining, x: Any, y: Tensor, shared: Tree, settings: Settings) -> None:
+        self.local, self.x, self.y, self._shared = local, x, y, shared
         self._tf32, self._at_once = settings.tf32, settings.at_once
         self.engine = self._choose(settings.engine)
 
@@ -47,4 +50,4 @@ class Trainer:
             jobs = jobs[size:]
 
     def _choose(self, name: str) -> Loop | Stacked:
-        return choose_engine(name, self._tf32, self.local, self.x, self.y, self.sample)
+        return choose_engine(name, self._tf32, self.local, self.x, self.y, self._shared)

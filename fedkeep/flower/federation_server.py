@@ -28,6 +28,7 @@ from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.files import EXPERIMENT
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
+from fedkeep.runs.packed import as_table
 from fedkeep.runs.reading import read_experiment
 from fedkeep.runs.releases import RELEASES, Releases
 from fedkeep.runs.server_state import ServerState
@@ -121,7 +122,7 @@ class FederationServer:
         x, y = self.test
         with device.numerics(self.settings, self.task.device, self.threads):
             confusion, loss = evaluate(self.task, self.state.params, x, y, self.inputs)
-        return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(y)}
+        return {"confusion": as_table(confusion.cpu()), "test_loss": float(loss) / len(y)}
 
 
 def build_server(
@@ -133,6 +134,8 @@ def build_server(
     n_classes: int | None,
     run_dir: Any,
     criterion: Callable[[Tensor, Tensor], Tensor],
+    keep: int | None = None,
+    from_round: int | None = None,
 ) -> FederationServer:
     """Build the server of a federation; if `run_dir` already contains the same run, resume it.
 
@@ -168,21 +171,23 @@ def build_server(
         state=ServerState(server_hooks.init_server(method, task), history),
     )
     if run_dir:
-        _open_folder(federation, Path(str(run_dir)).expanduser(), data)
+        _open_folder(federation, Path(str(run_dir)).expanduser(), data, keep, from_round)
     else:
         log.warning("no run_dir: nothing is saved, and a server that is restarted begins with round 1")
     return federation
 
 
-def _open_folder(federation: FederationServer, path: Path, data: Dataset | None) -> None:
+def _open_folder(
+    federation: FederationServer, path: Path, data: Dataset | None, keep: int | None, from_round: int | None
+) -> None:
     """Write into this run folder from now on; if it has a checkpoint of the same run, continue from it."""
-    about = _experiment(federation, data)
+    about = {**_experiment(federation, data), "keep": keep}
     if not (path / EXPERIMENT).exists():
         federation.state.folder = RunFolder.create(path, about)
         federation.releases = Releases(path / RELEASES, federation.run)
         return
     federation.run = _require_same_run(path, about)
-    if federation.state.attach(RunFolder.open(path), ClientStore(), federation.task.device):
+    if federation.state.attach(RunFolder.open(path), ClientStore(), federation.task.device, from_round):
         federation.resumed_from = federation.state.round
         log.warning("resuming %s after round %d", path, federation.state.round)
     if federation.settings.private:
@@ -207,6 +212,7 @@ def _require_same_run(path: Path, about: dict[str, Any]) -> str:
             raise RunError(f"{path} contains a federation with another {key}: choose another run-dir", key=key)
     if made_by["model"] != about["made_by"]["model"]:
         raise RunError(f"{path} contains a federation with another model: choose another run-dir", key="model")
+    provenance.warn_about_changes(path, made_by, about["made_by"])
     return str(made_by["run"])
 
 
@@ -220,10 +226,11 @@ def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str,
     """Return what is written to experiment.toml."""
     method, settings, task = federation.method, federation.settings, federation.task
     source = data.name if data else "federation"
+    made_by = {**provenance.made_by("flower", task, federation.threads), **provenance.identity(method, task, data)}
     return {
         **provenance.experiment_dict(method, settings, task, source, federation.n_clients),
         "checkpoint_every": 1,
-        "made_by": {**provenance.made_by("flower", task, federation.threads), "run": federation.run},
+        "made_by": {**made_by, "run": federation.run},
     }
 
 

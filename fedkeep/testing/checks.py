@@ -16,14 +16,17 @@ import torch
 
 from fedkeep import tree
 from fedkeep._util.validate import require_choice
+from fedkeep.bounds import broken_bound
 from fedkeep.data.augment import Augment
 from fedkeep.engine.loop import Loop
 from fedkeep.engine.stacked import Stacked
+from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, Cohort, FedAvg, Visit
 from fedkeep.runs.folder import RunFolder
 from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
+from fedkeep.testing.uploads import received_uploads, structure, upload_names
 from fedkeep.tree import Tree
 
 TOLERANCE = 1e-12  # largest relative difference between engines, in float64
@@ -302,6 +305,20 @@ def _uploads_are_the_clients_own(method: FedAvg, problem: Problem, expect: Expec
     if "n" in upload:
         own = float(upload["n"]) == len(problem.clients[5])
         expect.true(own, "`n` is not the client's number of examples")
+
+
+@_check
+def _honest_uploads_keep_their_bounds(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    names = upload_names(type(method)(), problem) | upload_names(method, problem)
+    unknown = method.bounds.keys() - FedAvg.bounds.keys() - names
+    expect.true(not unknown, f"bounds are declared for {sorted(unknown)}, which no client uploads")
+    for dtype in ("float64", "float32"):
+        for sim, received in received_uploads(method, problem, participation=1.0, dtype=dtype):
+            broken = broken_bound(method.bounds, received)
+            what = f"{broken[0]} {broken[1].reason}" if broken else ""
+            expect.true(broken is None, f"an honest upload breaks a bound: {what}")
+            form = structure(upload_form(method, sim.task, received.server))
+            expect.true(form == structure(received.upload), "the form of its upload depends on the data")
 
 
 @_check

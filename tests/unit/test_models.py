@@ -18,8 +18,10 @@ from torch import nn
 
 import fedkeep as fk
 from fedkeep import models
-from fedkeep.engine.choose import why_not_stackable
+from fedkeep.data.augment import InputPipeline
+from fedkeep.engine.local import LocalTraining
 from fedkeep.engine.mapping import map_clients
+from fedkeep.engine.trial_step import why_not_stackable
 from fedkeep.errors import ModelError
 from fedkeep.task import Task, check_forward, check_model
 
@@ -597,7 +599,9 @@ def test_both_engines_agree_on_residual_networks(name, options) -> None:
 
 def test_the_large_stem_can_be_stacked() -> None:
     model = models.build("resnet10", (2, 68, 68), 3, width=2, projection=4)
-    assert why_not_stackable(Task(model, 3, 2), torch.rand(2, 2, 68, 68), map_clients) is None
+    local = LocalTraining(fk.methods.FedAvg(), Task(model, 3, 2), InputPipeline())
+    x, y = torch.rand(2, 2, 68, 68), torch.tensor([0, 2])
+    assert why_not_stackable(local, x, y, {"params": local.task.init}, map_clients) is None
 
 
 def test_both_engines_agree_on_a_converted_module() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from fedkeep._util.text import did_you_mean
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.data.sources import arrays, cifar, femnist, hub, idx, images, named, tables
-from fedkeep.data.sources.common import Missing, Options, Raw, hold_out
+from fedkeep.data.sources.common import Missing, Options, Raw, errors_named, hold_out, to_path
 from fedkeep.errors import DataError
 
 __all__ = ["load"]
@@ -55,12 +55,30 @@ def load(
 
     `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
     other options control reading: size, x, y, ids, tokenizer, splits, test, first_label, merge_validation,
-    test_writers.
+    test_writers, max_gb.
 
     >>> data = load("digits", public=0.1)
     >>> data.n_classes, len(data.y_train) + len(data.public.y) + len(data.public.y_val), len(data.y_test)
     (10, 1438, 359)
     """
+    name = source if isinstance(source, str | Path) else "source"
+    with errors_named(name):
+        return _load(source, root, public, public_ids, min_per_id, validation, seed, n_classes, mean, std, options)
+
+
+def _load(
+    source: Source,
+    root: str | Path | None,
+    public: float | int | None,
+    public_ids: int | None,
+    min_per_id: int | None,
+    validation: float,
+    seed: int,
+    n_classes: int | None,
+    mean: Any,
+    std: Any,
+    options: dict[str, Any],
+) -> Dataset:
     parsed = Options.parse(options)
     if public is not None and public_ids is not None:
         raise DataError("give public or public_ids, not both", key="public_ids", value=public_ids)
@@ -104,7 +122,7 @@ def _read(source: Source, root: str | Path | None, options: Options) -> Raw:
         name = named.canonical_name(source)
         if name is not None:
             return named.read(name, root, options)
-    path = Path(source).expanduser()
+    path = to_path(source, "source")
     if path.is_dir():
         return _read_folder(path, options)
     return _read_file(path, source, options)
@@ -184,7 +202,7 @@ def _parse_paths(part: str, value: Any) -> list[Path]:
             key="source",
             value=value,
         )
-    return [Path(path).expanduser() for path in paths]
+    return [to_path(path, "source") for path in paths]
 
 
 def _with_test(raw: Raw, options: Options) -> Raw:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep._util.text import one_line
+from fedkeep._util.text import list_some, one_line
 from fedkeep.data.sources.common import Missing, Options, Part, Raw, hold_out
 from fedkeep.errors import DataError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_OPTIONAL = ("mean", "std", "n_classes", "ids")
 
 
 def read_digits(options: Options) -> Raw:
@@ -47,22 +48,36 @@ def read_npz(path: Path, options: Options) -> Raw:
         raise Missing(f"there is no file {path}", key=str(path))
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in file.zip.infolist()}
+            names = [name for name in file.files if name in (*_ARRAYS, *_OPTIONAL)]
+            options.require_memory(sum(sizes.get(name, 0) for name in names), path)
+            arrays, stored = {name: file[name] for name in names}, list(file.files)
+    except DataError:
+        raise
     except Exception as error:  # a damaged file can fail in zlib, struct, zipfile or numpy
         raise DataError(f"{path} cannot be read as arrays: {one_line(error)}", key=str(path)) from error
     missing = [name for name in _ARRAYS if name not in arrays]
     if missing:
         raise DataError(
-            f"{path} has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'})",
+            f"{path} has no {', '.join(missing)} (it has {list_some(stored) if stored else 'nothing'})",
             key=str(path),
-            value=list(arrays),
+            value=stored,
             valid=_ARRAYS,
         )
+    for name in arrays:
+        if name not in _OPTIONAL and not arrays[name].ndim:
+            raise DataError(f"{path}: {name} must be an array of examples, not a single value", key=name)
     return Raw(
         Part(arrays["x_train"], arrays["y_train"], arrays.get("ids")),
         Part(arrays["x_test"], arrays["y_test"]),
         path.stem,
-        arrays["n_classes"].squeeze().tolist() if "n_classes" in arrays else None,
+        _whole_number(path, arrays["n_classes"]) if "n_classes" in arrays else None,
         arrays.get("mean"),
         arrays.get("std"),
     )
+
+
+def _whole_number(path: Path, array: np.ndarray) -> int:
+    if array.size != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"{path}: n_classes must be one whole number", key="n_classes", value=array.tolist())
+    return int(array.item())

@@ -76,6 +76,7 @@ def read_folder(path: Path, options: Options, kind: Format) -> Raw:
         )
     if missing:
         raise Missing(f"{folder} has no {', '.join(missing)}", key=str(folder), valid=(*kind.train, kind.test))
+    options.require_memory(sum((folder / name).stat().st_size for name in (*kind.train, kind.test)), folder)
     parts = [[_read_batch(folder / name, kind, label) for name in names] for names in (kind.train, (kind.test,))]
     return Raw(_join(parts[0]), _join(parts[1]), path.name, kind.labels[label])
 

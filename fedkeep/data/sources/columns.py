@@ -7,13 +7,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from fedkeep._util.text import did_you_mean, list_some
-from fedkeep.data.sources.common import Options, require_package
+from fedkeep.data.convert import to_objects
+from fedkeep.data.sources.common import Options, path_inside, require_package
 from fedkeep.data.sources.images import decode
 from fedkeep.errors import DataError
 
@@ -108,9 +110,11 @@ def labels(table: Table, name: str) -> np.ndarray:
 
 
 def id_column(table: Table, name: str) -> np.ndarray:
-    """Return a column of ids; text becomes an array of strings."""
+    """Return a column of ids. Text is an array of objects: an array of strings gives each the longest's size."""
     values: np.ndarray = _column(table, name).to_numpy()
-    return values.astype(str) if values.dtype.kind == "O" else values
+    if values.dtype.kind != "O":
+        return values
+    return to_objects([value if isinstance(value, str) else str(value) for value in values])
 
 
 def inputs(table: Table, chosen: Chosen, options: Options, like: Any = None) -> Any:
@@ -129,11 +133,11 @@ def _one_column(table: Table, name: str, column: Any, options: Options, like: An
     kind = column.type
     if types.is_struct(kind) and "bytes" in {kind.field(i).name for i in range(kind.num_fields)}:
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
-        return decode(_image_structs(table, name, column), len(column), options.size, shape)
+        return decode(_image_structs(table, name, column), len(column), options, shape)
     if types.is_binary(kind) or types.is_large_binary(kind):
         rows = ((f"{table.name}, row {i}", io.BytesIO(value.as_py())) for i, value in enumerate(column))
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
-        return decode(rows, len(column), options.size, shape)
+        return decode(rows, len(column), options, shape)
     if _is_text(kind):
         return _tokenise(table, name, column, options)
     if _is_number(kind):
@@ -148,7 +152,10 @@ def _image_structs(table: Table, name: str, column: Any) -> Iterator[tuple[str, 
         if image["bytes"] is not None:
             yield f"{table.name}, row {row}", io.BytesIO(image["bytes"])
         elif image.get("path"):
-            yield str(table.folder / image["path"]), table.folder / image["path"]
+            path = Path(image["path"])
+            if table.folder is not None:
+                path = path_inside(table.folder, image["path"], f"{table.name}, row {row}")
+            yield str(path), path
         else:
             raise DataError(
                 f"{table.name}, row {row}: the column {name!r} has neither bytes nor a path", key=table.name, value=name

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkeep import tree
 from fedkeep._util.optional import require_extra
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.text import did_you_mean, one_line
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data.seeds import split_rng
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, FedkeepError
+
+MAX_PIXELS = 2**26  # of one image: 8192 x 8192
 
 
 class Missing(DataError):  # noqa: N818 (it is what happened, not a mistake of the caller)
@@ -35,6 +40,7 @@ class Options:
     first_label: int | None = None  # the label of class 0 in the source
     merge_validation: bool | None = None  # train on the validation set too
     test_writers: bool | None = None  # FEMNIST: test on all examples of some writers, not on some of every writer
+    max_gb: float = 4  # of memory that the data may need, unpacked
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Options:
@@ -45,20 +51,30 @@ class Options:
                 raise DataError(
                     f"load has no option {name!r}: {did_you_mean(name, names)}", key=name, value=value, valid=names
                 )
-        size, test, first_label = (options.get(name) for name in ("size", "test", "first_label"))
-        if size is not None and not _is_size(size):
-            raise DataError(f"size must be (height, width) in pixels, not {size!r}", key="size", value=size)
-        if test is not None:
-            require_number("test", test, above=0, below=1, error=DataError)
-        if first_label is not None:
-            require_whole("first_label", first_label, error=DataError)
-        return cls(**{**options, "size": None if size is None else (int(size[0]), int(size[1]))})
+        for name, value in options.items():
+            if value is not None:
+                _require_kind(name, value)
+        options = {name: value for name, value in options.items() if value is not None}
+        if size := options.get("size"):
+            options["size"] = (int(size[0]), int(size[1]))
+        return cls(**options)
+
+    def require_memory(self, n_bytes: float, where: object) -> None:
+        """Raise if data needs more memory than `max_gb`."""
+        if n_bytes > self.max_gb * 1e9:
+            raise DataError(
+                f"{where} needs {n_bytes / 1e9:.1f} GB of memory, but at most max_gb = {self.max_gb:g} may be used: if "
+                "this is right, raise max_gb",
+                key="max_gb",
+                value=self.max_gb,
+            )
 
     def reject_except(self, source: str, *allowed: str) -> None:
         """Raise an error for an option that does not apply to this kind of source."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value not in (None, False) and field.name not in allowed:
+            given = value is not None and value is not False and field.name != "max_gb"
+            if given and field.name not in allowed:
                 valid = f"valid: {', '.join(allowed)}" if allowed else "it has no options"
                 raise DataError(
                     f"the option {field.name} does not apply to {source} ({valid})",
@@ -71,7 +87,7 @@ class Options:
         """Raise an error for `test` or `test_writers`, because the source already has a test set."""
         for option in ("test", "test_writers"):
             value = getattr(self, option)
-            if value not in (None, False):
+            if value is not None and value is not False:
                 raise DataError(
                     f"{name} already has a test set, so the option {option} does not apply", key=option, value=value
                 )
@@ -133,9 +149,73 @@ def require_package(module: str, feature: str) -> Any:
     return require_extra(module, "data", feature, DataError)
 
 
+def to_path(value: str | Path, key: str) -> Path:
+    """Return a path with `~` expanded; raise if it is none, or its user is unknown."""
+    if not isinstance(value, str | Path) or not str(value):
+        raise DataError(f"{key} must be a path, not {value!r}", key=key, value=value)
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{key} = {str(value)!r}: {one_line(error)}", key=key, value=str(value)) from error
+
+
+@contextmanager
+def errors_named(name: str | Path) -> Iterator[None]:
+    """Convert errors of the file system, of memory and of other libraries to a DataError that names the source."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (OSError, EOFError, MemoryError, RecursionError, ArithmeticError, ValueError, RuntimeError) as error:
+        if isinstance(error, FedkeepError):
+            raise
+        reason = "it does not fit into memory" if isinstance(error, MemoryError) else one_line(error)
+        raise DataError(f"{one_line(ValueError(name))} cannot be loaded: {reason}", key=str(name)) from error
+
+
+def path_inside(folder: Path, name: str, where: str) -> Path:
+    """Return the path of a file that a data file names; raise if it leaves the folder. Links are followed."""
+    path, inside = os.path.abspath(folder / name), os.path.abspath(folder)
+    if "\0" in name or os.path.commonpath([path, inside]) != inside or path == inside:
+        raise DataError(f"{where}: {name!r} is not a file in {folder}", key=where, value=name)
+    return folder / name
+
+
+def _require_kind(name: str, value: Any) -> None:
+    """Raise unless the value of an option is of its kind."""
+    expected = {
+        "size": (_is_size, f"(height, width) in pixels, at most {MAX_PIXELS:,} of them"),
+        "x": (_is_names, "a column or a list of columns"),
+        "y": (_is_name, "a column"),
+        "ids": (_is_name, "a column"),
+        "tokenizer": (callable, "a function from a list of str to a tensor or a dict of tensors"),
+        "splits": (_is_names, "the name of a split, or two names"),
+        "merge_validation": (lambda given: isinstance(given, bool), "True or False"),
+        "test_writers": (lambda given: isinstance(given, bool), "True or False"),
+    }
+    if name == "test":
+        require_number(name, value, above=0, below=1, error=DataError)
+    elif name == "max_gb":
+        require_number(name, value, above=0, error=DataError)
+    elif name == "first_label":
+        require_whole(name, value, low=-(2**31), high=2**31, error=DataError)
+    elif not expected[name][0](value):
+        raise DataError(f"{name} must be {expected[name][1]}, not {value!r}", key=name, value=value)
+
+
 def _is_size(size: Any) -> bool:
     return (
         isinstance(size, tuple | list)
         and len(size) == 2
         and all(isinstance(s, int | np.integer) and not isinstance(s, bool) and s > 0 for s in size)
+        and int(size[0]) * int(size[1]) <= MAX_PIXELS
     )
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_names(value: Any) -> bool:
+    several = isinstance(value, tuple | list) and len(value) > 0 and all(isinstance(one, str) for one in value)
+    return isinstance(value, str) or several

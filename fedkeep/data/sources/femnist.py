@@ -35,10 +35,11 @@ def read_folder(path: Path, options: Options) -> Raw:
     for folder in (path / name for name in _SUBFOLDERS):
         if train := _json_files(folder / "train"):
             test = _json_files(folder / "test")
-            return _with_test(Raw(_read_leaf(train), _read_leaf(test) if test else None, "femnist"), options)
+            test_part = _read_leaf(test, options) if test else None
+            return _with_test(Raw(_read_leaf(train, options), test_part, "femnist"), options)
         for unsplit in (*(_json_files(folder / name) for name in _UNSPLIT), _json_files(folder, "all_data*.json")):
             if unsplit:
-                return _with_test(Raw(_read_leaf(unsplit), None, "femnist"), options)
+                return _with_test(Raw(_read_leaf(unsplit, options), None, "femnist"), options)
     if not tables.recognises(path):
         raise Missing(
             f"{path} has no JSON files of LEAF (train/*.json, test/*.json) and no train*.parquet", key=str(path)
@@ -82,18 +83,19 @@ def _split_off_test(raw: Raw, options: Options) -> Raw:
 
 
 def _json_files(path: Path, pattern: str = "*.json") -> list[Path]:
-    return sorted(path.glob(pattern)) if path.is_dir() else []
+    return sorted(file for file in path.glob(pattern) if file.is_file()) if path.is_dir() else []
 
 
-def _read_leaf(paths: list[Path]) -> Part:
+def _read_leaf(paths: list[Path], options: Options) -> Part:
     parts = []
     for path in paths:
+        options.require_memory(path.stat().st_size, path)
         for writer, (x, y) in _read_writers(path).items():
             if len(x) != len(y):
                 raise DataError(
                     f"{path}: writer {writer} has {len(x)} images, but {len(y)} labels", key=str(path), value=writer
                 )
-            parts.append((x, y, np.full(len(y), writer)))
+            parts.append((x, y, np.full(len(y), writer, object)))
     if not parts:
         raise DataError(f"{paths[0].parent} contains no examples", key=str(paths[0].parent))
     return Part(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
@@ -108,7 +110,7 @@ def _read_writers(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         with path.open() as file:
             content = json.load(file, object_hook=_to_arrays)
         writers = {str(writer): data for writer, data in content["user_data"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a JSON file of LEAF: {one_line(error)}", key=str(path)) from error
     if wrong := [writer for writer, data in writers.items() if not isinstance(data, tuple)]:
         raise DataError(f"{path}: writer {wrong[0]} has no images x or no labels y", key=str(path), value=wrong[0])
@@ -118,9 +120,11 @@ def _read_writers(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def _to_arrays(parsed: dict[str, Any]) -> Any:
     if not {"x", "y"} <= parsed.keys():
         return parsed
-    x = np.asarray(parsed["x"], np.float32)
+    x, y = np.asarray(parsed["x"], np.float32), np.asarray(parsed["y"])
+    if y.ndim != 1 or (len(y) and y.dtype.kind not in "iu"):
+        raise ValueError("labels must be a list of whole numbers")
     if len(parsed["y"]) and (x.ndim != 2 or x.shape[1] != 28 * 28):
         raise ValueError(f"images must be lists of 784 numbers, not of shape {x.shape[1:]}")
     if x.size and not (x.min() >= 0 and x.max() <= 1):
         raise ValueError("pixels must be between 0 and 1")
-    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28), np.asarray(parsed["y"], np.int64)
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28), y.astype(np.int64)

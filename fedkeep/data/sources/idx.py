@@ -6,6 +6,7 @@ import gzip
 import math
 import zlib
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
@@ -15,25 +16,44 @@ from fedkeep.errors import DataError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP = b"\x1f\x8b"
+_MAX_AXES = 8
+_CHUNK = 2**20  # bytes read at a time
 _PART_NAMES = {"train": ("train",), "test": ("t10k", "test")}
 
 
-def read_file(path: Path) -> np.ndarray:
+def read_file(path: Path, options: Options) -> np.ndarray:
     """Read one IDX file. Its first bytes, not its name, decide whether it is decompressed first."""
-    data = _read_bytes(path)
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES or len(data) < 4 + 4 * data[3]:
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            return _read_array(cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file, path, options)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read, it may be damaged: {one_line(error)}", key=str(path)) from error
+
+
+def _read_array(file: IO[bytes], path: Path, options: Options) -> np.ndarray:
+    """Read as many bytes as the header announces, and no more."""
+    head = file.read(4)
+    sizes = file.read(4 * head[3]) if len(head) == 4 else b""
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _TYPES or len(sizes) < 4 * head[3]:
         raise DataError(f"{path} is not an IDX file, or is damaged: its header is invalid", key=str(path))
-    dtype, axes = np.dtype(_TYPES[data[2]]), data[3]
-    shape = tuple(np.frombuffer(data, ">u4", axes, 4).tolist())
-    expected, actual = math.prod(shape) * dtype.itemsize, len(data) - 4 - 4 * axes
-    if expected != actual:
+    dtype, shape = np.dtype(_TYPES[head[2]]), tuple(np.frombuffer(sizes, ">u4").tolist())
+    if not 1 <= len(shape) <= _MAX_AXES:
+        raise DataError(f"{path} must have 1 to {_MAX_AXES} axes, not {len(shape)}", key=str(path), value=len(shape))
+    expected, data = math.prod(shape) * dtype.itemsize, bytearray()
+    while len(data) <= expected and (chunk := file.read(min(_CHUNK, expected + 1 - len(data)))):
+        data += chunk
+        options.require_memory(len(data), path)
+    if len(data) != expected:
+        actual = f"it has {len(data)}" if len(data) < expected else "it has more"
         raise DataError(
             f"{path} is damaged: according to its header it has {'x'.join(map(str, shape))} values in {expected} "
-            f"bytes, but it has {actual}",
+            f"bytes, but {actual}",
             key=str(path),
-            value=actual,
+            value=len(data),
         )
-    return np.frombuffer(data, dtype, offset=4 + 4 * axes).reshape(shape)
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def recognises(path: Path) -> bool:
@@ -44,12 +64,12 @@ def recognises(path: Path) -> bool:
 def read_folder(path: Path, options: Options) -> Raw:
     """Read the four files of a folder: images and labels, for training (train) and for testing (t10k or test)."""
     options.reject_except("IDX files", "first_label")
-    return Raw(_read_part(path, "train"), _read_part(path, "test"), path.name)
+    return Raw(_read_part(path, "train", options), _read_part(path, "test", options), path.name)
 
 
-def _read_part(folder: Path, part: str) -> Part:
+def _read_part(folder: Path, part: str, options: Options) -> Part:
     images, labels = _file_of(folder, part, "images"), _file_of(folder, part, "labels")
-    x, y = read_file(images), read_file(labels)
+    x, y = read_file(images, options), read_file(labels, options)
     if x.ndim < 2:
         raise DataError(
             f"{images} must have at least two axes, as images do, not {x.ndim}", key=str(images), value=x.ndim
@@ -89,11 +109,3 @@ def _file_of(folder: Path, part: str, content: str) -> Path:
 
 def _idx_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_file() and "idx" in path.name.lower())
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == _GZIP else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read, it may be damaged: {one_line(error)}", key=str(path)) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util.text import list_some, one_line
-from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_package
+from fedkeep.data.sources.common import MAX_PIXELS, Missing, Options, Part, Raw, require_package
 from fedkeep.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm")
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM")  # no others are tried, whatever a file contains
 _GREY = ("1", "L", "LA")
 _VALIDATION = ("val", "valid", "validation")
 
 
 def decode(
-    files: Iterable[tuple[str, Any]], n: int, size: tuple[int, int] | None, like: tuple[int, ...] | None = None
+    files: Iterable[tuple[str, Any]], n: int, options: Options, like: tuple[int, ...] | None = None
 ) -> np.ndarray:
     """Return n decoded images. Each file is a pair: a name for messages, and a path or an open file.
 
@@ -26,10 +29,18 @@ def decode(
     have, except that grey images may become coloured.
     """
     image = require_package("PIL.Image", "reading images")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", image.DecompressionBombWarning)
+        return _decode(image, files, n, options, like)
+
+
+def _decode(
+    image: Any, files: Iterable[tuple[str, Any]], n: int, options: Options, like: tuple[int, ...] | None
+) -> np.ndarray:
     shape = like or (1,)
     out = np.empty((n, *shape), np.uint8)
     for i, (name, file) in enumerate(files):
-        pixels = _pixels(image, name, file, size, shape[0] == 3)
+        pixels = _pixels(image, name, file, options.size, shape[0] == 3)
         shape = shape if len(shape) == 3 else (max(shape[0], len(pixels)), *pixels.shape[1:])
         if pixels.shape[1:] != shape[1:]:
             raise DataError(
@@ -39,8 +50,10 @@ def decode(
                 value=pixels.shape[1:],
             )
         if out.shape[1:] != shape:
+            options.require_memory(n * math.prod(shape), f"{name} and {n - 1} images like it")
             out = np.empty((n, *shape), np.uint8)
         if len(pixels) > shape[0]:
+            options.require_memory(n * math.prod(pixels.shape), f"{name} and {n - 1} images like it")
             shape = pixels.shape
             out = np.repeat(out, 3, axis=1)
         out[i] = pixels
@@ -50,7 +63,11 @@ def decode(
 def _pixels(image: Any, name: str, file: Any, size: tuple[int, int] | None, colour: bool) -> np.ndarray:
     """Return one decoded image, [channels, height, width]."""
     try:
-        with image.open(file) as opened:
+        if isinstance(file, Path) and file.exists() and not file.is_file():
+            raise DataError(f"{name} is not a file", key=name)
+        with image.open(file, formats=_FORMATS) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise _too_large(name)
             if opened.mode.startswith(("I", "F")):
                 raise DataError(
                     f"{name} has more than 8 bits per channel: convert it to 8 bits", key=name, value=opened.mode
@@ -63,9 +80,21 @@ def _pixels(image: Any, name: str, file: Any, size: tuple[int, int] | None, colo
         raise
     except FileNotFoundError as error:
         raise Missing(f"there is no file {name}", key=name) from error
+    except (image.DecompressionBombWarning, image.DecompressionBombError) as error:
+        raise _too_large(name) from error
+    except image.UnidentifiedImageError as error:
+        raise DataError(
+            f"{name} is not an image of a known format, or is damaged (valid: {', '.join(_FORMATS)})",
+            key=name,
+            valid=_FORMATS,
+        ) from error
     except Exception as error:  # a damaged image fails in the decoder of its format
         raise DataError(f"{name} cannot be read as an image, it may be damaged: {one_line(error)}", key=name) from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _too_large(name: str) -> DataError:
+    return DataError(f"{name} has more than {MAX_PIXELS:,} pixels: make it smaller", key=name, valid=[MAX_PIXELS])
 
 
 def same_channels(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -75,9 +104,9 @@ def same_channels(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.n
     return train, test
 
 
-def from_paths(paths: list[Path], size: tuple[int, int] | None, like: tuple[int, ...] | None = None) -> np.ndarray:
+def from_paths(paths: list[Path], options: Options, like: tuple[int, ...] | None = None) -> np.ndarray:
     """Return decoded image files."""
-    return decode(((str(path), path) for path in paths), len(paths), size, like)
+    return decode(((str(path), path) for path in paths), len(paths), options, like)
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -122,11 +151,11 @@ def read_folder(path: Path, options: Options, colour: bool = False) -> Raw:
         options.reject_test_share(path.name)
     listings = [_list_classes(root, names, require_all=root is train) for root in roots]
     paths, y = [p for listing, _ in listings for p in listing], np.concatenate([labels for _, labels in listings])
-    x = from_paths(paths, options.size, (3,) if colour else None)
+    x = from_paths(paths, options, (3,) if colour else None)
     if test is None:
         return Raw(Part(x, y), None, path.name, len(names))
     paths, y_test = _list_classes(test, names, require_all=False)
-    x, x_test = same_channels(x, from_paths(paths, options.size, x.shape[1:]))
+    x, x_test = same_channels(x, from_paths(paths, options, x.shape[1:]))
     return Raw(Part(x, y), Part(x_test, y_test), path.name, len(names))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.data.sources import arrays, cifar, femnist, idx, images
-from fedkeep.data.sources.common import Missing, Options, Part, Raw
+from fedkeep.data.sources.common import Missing, Options, Part, Raw, path_inside, to_path
 from fedkeep.errors import DataError
 
 
@@ -41,9 +41,9 @@ def read_tiny_imagenet(path: Path, options: Options) -> Raw:
             raise Missing(f"{folder / 'images'} contains no images", key=str(folder / "images"))
     classes = {folder.name: c for c, folder in enumerate(folders)}
     paths, labels = _read_annotations(path / "val", classes)
-    x = images.from_paths([p for listing in listings for p in listing], options.size, (3,))
+    x = images.from_paths([p for listing in listings for p in listing], options, (3,))
     y = np.repeat(np.arange(len(folders)), [len(listing) for listing in listings])
-    return Raw(Part(x, y), Part(images.from_paths(paths, options.size, x.shape[1:]), labels), path.name, len(folders))
+    return Raw(Part(x, y), Part(images.from_paths(paths, options, x.shape[1:]), labels), path.name, len(folders))
 
 
 def _read_annotations(folder: Path, classes: dict[str, int]) -> tuple[list[Path], np.ndarray]:
@@ -59,7 +59,7 @@ def _read_annotations(folder: Path, classes: dict[str, int]) -> tuple[list[Path]
             raise DataError(
                 f"{table}, line {number}: {name!r} is not a class of the training data", key=str(table), value=name
             )
-        paths.append(folder / "images" / file)
+        paths.append(path_inside(folder / "images", file, f"{table}, line {number}"))
         labels.append(classes[name])
     return paths, np.array(labels, np.int64)
 
@@ -141,7 +141,9 @@ def canonical_name(name: str) -> str | None:
 
 def data_root(root: str | Path | None) -> Path:
     """Return the folder of the named data sets: `root`, else $FEDKEEP_DATA, else ~/.cache/fedkeep."""
-    return Path(root or os.environ.get("FEDKEEP_DATA") or "~/.cache/fedkeep").expanduser()
+    if root is None:
+        return to_path(os.environ.get("FEDKEEP_DATA") or "~/.cache/fedkeep", "FEDKEEP_DATA")
+    return to_path(root, "root")
 
 
 def how_to_get(source: object, root: str | Path | None = None) -> str | None:

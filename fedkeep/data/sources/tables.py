@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from fedkeep._util.text import list_some, one_line
-from fedkeep.data.sources import columns
+from fedkeep.data.sources import columns, parquet
 from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_package
 from fedkeep.data.sources.images import same_channels
 from fedkeep.errors import DataError
@@ -24,11 +26,14 @@ _SHARD = re.compile(r"[a-z]+[-_.]?\d+", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Table:
-    """An Arrow table, its name for messages, and the folder that image paths in it are relative to."""
+    """An Arrow table, its name for messages, and the folder in which the images are that it names.
+
+    Without a folder, the images may be anywhere: those of a Hugging Face data set are in its cache.
+    """
 
     arrow: Any
     name: str
-    folder: Path = Path()
+    folder: Path | None = None
 
 
 def is_table(path: Path) -> bool:
@@ -132,7 +137,7 @@ def _read_one(path: Path, options: Options) -> Any:
             f"{path} is not a table (valid: {', '.join(SUFFIXES)})", key=str(path), value=path.suffix, valid=SUFFIXES
         )
     try:
-        table = _read_parquet(path, options) if path.suffix.lower() == ".parquet" else _read_csv(path)
+        table = _read_parquet(path, options) if path.suffix.lower() == ".parquet" else _read_csv(path, options)
         table.validate(full=True)  # otherwise damaged text would raise an error only where it is used
         return table
     except DataError:
@@ -144,14 +149,42 @@ def _read_one(path: Path, options: Options) -> Any:
 
 def _read_parquet(path: Path, options: Options) -> Any:
     with require_package("pyarrow.parquet", "reading parquet files").ParquetFile(path) as file:
-        chosen = columns.choose(file.schema_arrow, options, str(path))
-        return file.read(columns=chosen.names)
+        schema = file.schema_arrow
+        chosen = columns.choose(schema, options, str(path))
+        batches, size = [], 0
+        for batch in file.iter_batches(parquet.batch_rows(file, chosen.names, options, path), columns=chosen.names):
+            batches.append(batch)
+            size += batch.nbytes
+            options.require_memory(size, path)
+        arrow = require_package("pyarrow", "reading parquet files")
+        empty = arrow.schema([field for field in schema if field.name in chosen.names])
+        table = arrow.Table.from_batches(batches) if batches else empty.empty_table()
+        return table.replace_schema_metadata(schema.metadata)
 
 
-def _read_csv(path: Path) -> Any:
+def _read_csv(path: Path, options: Options) -> Any:
     csv = require_package("pyarrow.csv", "reading csv files")
-    table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
+    options.require_memory(path.stat().st_size, path)
+    with path.open("rb") as file, ExitStack() as stack:
+        packed = path.name.lower().endswith(".gz")
+        source = stack.enter_context(_LimitedGzip(file, options, path)) if packed else file
+        table = csv.read_csv(source, parse_options=csv.ParseOptions(newlines_in_values=True))
+    options.require_memory(table.nbytes, path)
     return table.rename_columns(list(table.schema.names))  # raises an error here if the header is not text
+
+
+class _LimitedGzip(gzip.GzipFile):
+    """A packed file that is read up to the limit on memory."""
+
+    def __init__(self, file: IO[bytes], options: Options, path: Path) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self._options, self._path, self._size = options, path, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(min(size, 2**24) if size and size > 0 else 2**24)
+        self._size += len(data)
+        self._options.require_memory(self._size, self._path)
+        return data
 
 
 def _declared_classes(schema: Any, y: str) -> list[str]:
@@ -160,7 +193,7 @@ def _declared_classes(schema: Any, y: str) -> list[str]:
     try:
         features = json.loads(stored)["info"]["features"] if stored else {}
         names = features.get(y, {}).get("names")
-    except (ValueError, KeyError, AttributeError, TypeError):  # the metadata is optional
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):  # the metadata is optional
         return []
     return [str(name) for name in names] if isinstance(names, list) else []
 
