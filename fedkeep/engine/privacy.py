@@ -15,6 +15,7 @@ import functools
 import logging
 import math
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -117,7 +118,9 @@ def compute_epsilon(noise: float, delta: float, rounds: int) -> float:
         return 0.0
     rdp = require_extra(ACCOUNTANT, "privacy", "differential privacy")
     spent = rdp.compute_rdp(q=1.0, noise_multiplier=noise, steps=rounds, orders=_ORDERS)
-    return float(rdp.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # other orders could give a smaller bound
+        return max(0.0, float(rdp.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)[0]))
 
 
 def public_record(record: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedkeep.errors import RunError
+from fedkeep.runs.files import sync_folder
 from fedkeep.runs.history import Record
 
 RELEASES = "releases.jsonl"
@@ -55,6 +56,8 @@ class Releases:
                     file.write(line)
                     file.flush()
                     os.fsync(file.fileno())
+                if not self._size:
+                    sync_folder(self._path.parent)
             except OSError as error:
                 raise RunError(f"{self._path} could not be written: {error.strerror}", key=RELEASES) from error
             self._size += len(line)
