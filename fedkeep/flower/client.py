@@ -105,24 +105,16 @@ class Node:
             return Message(records.to_records({}, {**reply, "empty": True}), reply_to=message)
         task = self.task(settings, request.n_classes, request.n_clients, None, target)
         _require_same_task(task, examples, request)
-<<<<<<< HEAD
-        states = open_states(context, request.run, client)
-        shared = tree.to(records.from_records(message.content), target)
-        trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states)
-        upload = privacy_mods.covered_upload(method, trained.upload, self.privacy_mods)
-        if trained.client:
-            states.save(request.round, tree.to(trained.client, "cpu"), keep=request.state)
-            reply["fresh"] = lost_state
-=======
         _require_reasonable_augmentation(settings, examples)
         shared = tree.to(_read_broadcast(message, task), target)
         with _private("training failed on the node"):
             states = open_states(context, request.run, client)
             trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states)
-            if trained.client:
+        upload = privacy_mods.covered_upload(method, trained.upload, self.privacy_mods)
+        if trained.client:
+            with _private("the client's state could not be saved on the node"):
                 states.save(request.round, tree.to(trained.client, "cpu"), keep=request.state)
-                reply["fresh"] = lost_state
->>>>>>> hostile
+            reply["fresh"] = lost_state
         if self.report_loss:
             reply["loss"] = float(trained.losses.double().mean())
         return Message(records.to_records(upload, reply), reply_to=message)
