@@ -69,6 +69,16 @@ def one_line(error: BaseException | str, most: int = 240) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def format_os_error(error: OSError) -> str:
+    """Return what the system refused, with the file.
+
+    >>> format_os_error(FileNotFoundError(2, "No such file or directory", "x.toml"))
+    'x.toml: No such file or directory'
+    """
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or one_line(error)}"
+
+
 def format_value(value: object, most: int = 200) -> str:
     """Return a value for a message, shortened if it is long; a number of thousands of digits too.
 

@@ -140,5 +140,5 @@ def _parse_value(key: str, text: str) -> Any:
     except (tomllib.TOMLDecodeError, KeyError):
         return text
     except ValueError as error:
-        message = str(error).removeprefix("v ")
-        raise ConfigError(f"{key} = {format_value(text)}: {message}", key=key, value=text) from None
+        message = str(error).removeprefix("v is ")
+        raise ConfigError(f"{key} = {format_value(text, most=60)}: {message}", key=key, value=text) from None
