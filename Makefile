@@ -3,6 +3,7 @@
 # make test             run everything that CI runs: lint, types, all tests, the GPU kernels on the CPU, the built package
 # make test-kernels     run the GPU kernels on the CPU, in Triton's interpreter, against torch (part of make test)
 # make test-federation  start real federations on this machine and inject faults (about 15 minutes)
+# make fuzz             fuzz experiment files, overrides, command lines, data, run folders and messages (about 10 minutes)
 # make coverage         run the tests with line coverage; print the total and the ten least covered files
 # make bench            measure the time per round, next to a plain PyTorch loop and Flower's simulation, and how it scales
 # make format           format the code and fix what ruff can fix
@@ -14,13 +15,14 @@ PIP_ARGS ?=
 COVERAGE ?=
 QUICK_METHODS ?= fedavg,fedntd,scaffold,fedka,flashback,fedcurv
 TRITON ?= 3.9.0
+FUZZ   ?=
 BIN    := $(VENV)/bin
 COMMA  := ,
 # sys.monitoring, where Python has it, is the cheaper way to measure coverage
 COVERAGE_CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup demo quick test lint types unit coverage package test-kernels test-federation bench bench-flower format clean
+.PHONY: help setup demo quick test lint types unit coverage package test-kernels test-federation fuzz bench bench-flower format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -72,6 +74,10 @@ test-kernels: setup
 
 test-federation: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/federation/test_federation.py
+
+# 2 GiB and 20 s per try; FUZZ="toml --seed 7 --tries 1" repeats one
+fuzz: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 bench: setup
 	$(BIN)/python benchmarks/rounds.py

@@ -8,16 +8,23 @@ history = fk.simulate(fk.methods.FedNTD(beta=1.0, tau=1.0), "mlp", data, clients
 history.summary()
 """
 
-from fedkeep import data, errors, forgetting, instruments, losses, methods, models, optim, tree
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedkeep._util.version import __version__
-from fedkeep.engine.settings import Settings
-from fedkeep.engine.simulate import simulate
-from fedkeep.engine.simulation import Simulation
-from fedkeep.experiments.resume import resume
-from fedkeep.runs import tensorboard
-from fedkeep.runs.history import History
-from fedkeep.runs.reading import load_run
-from fedkeep.runs.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from fedkeep import data, errors, forgetting, instruments, losses, methods, models, optim, tree
+    from fedkeep.engine.settings import Settings
+    from fedkeep.engine.simulate import simulate
+    from fedkeep.engine.simulation import Simulation
+    from fedkeep.experiments.resume import resume
+    from fedkeep.runs import tensorboard
+    from fedkeep.runs.history import History
+    from fedkeep.runs.reading import load_run
+    from fedkeep.runs.tensorboard import TensorBoard
 
 __all__ = [
     "History",
@@ -39,3 +46,31 @@ __all__ = [
     "tensorboard",
     "tree",
 ]
+
+# Imported at first use: the command line must be able to handle a signal before torch is imported.
+_MODULE_OF = {
+    "History": "runs.history",
+    "Settings": "engine.settings",
+    "Simulation": "engine.simulation",
+    "TensorBoard": "runs.tensorboard",
+    "load_run": "runs.reading",
+    "resume": "experiments.resume",
+    "simulate": "engine.simulate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is used for the first time."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedkeep' has no attribute {name!r}")
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"fedkeep.{_MODULE_OF[name]}"), name)
+    else:
+        value = import_module(f"fedkeep.{'runs.tensorboard' if name == 'tensorboard' else name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, those that are not imported yet too."""
+    return sorted({*globals(), *__all__})

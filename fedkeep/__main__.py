@@ -1,5 +1,6 @@
 """Lets `python -m fedkeep` be the command line."""
 
-from fedkeep.cli.app import main
+from fedkeep.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -55,6 +55,14 @@ class RunError(FedkeepError):
     """A run folder cannot be written, read or resumed."""
 
 
+class RunFailed(RunError):  # noqa: N818 (an event, not a mistake of the caller)
+    """A run ended by an exception that is not fedkeep's own, or with its process."""
+
+
+class ForeignFile(RunError):  # noqa: N818 (it names what was found)
+    """A file in a run folder belongs to another run."""
+
+
 class ConfigError(FedkeepError):
     """An experiment file or an override contains something invalid."""
 

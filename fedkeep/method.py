@@ -22,13 +22,14 @@ from torch import Tensor
 from fedkeep import tree
 from fedkeep._util.hyperparameters import Hyper, hyper
 from fedkeep._util.text import did_you_mean
+from fedkeep.bounds import Bound
 from fedkeep.errors import MethodError
 from fedkeep.losses import masked_mean
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 __all__ = [
-    "HOOKS", "Batch", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note", "Params",
+    "HOOKS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note", "Params",
     "ServerTree", "Shared", "Upload", "Visit", "hyper",
 ]  # fmt: skip
 
@@ -175,11 +176,16 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
+    averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
+    # what the entries of an honest upload are like: a federation's server rejects others
+    bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
+        if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
+            cls.averaged = ()  # what the parent declares need not hold for another aggregate or upload
         _check_hooks(cls)
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ Tree = dict[str, Any]
 T = TypeVar("T")  # a tree, or a bare leaf
 
 _SEPARATOR = "/"
+MAX_DEPTH = 32  # levels of a tree that is read from flat paths
 
 
 def map(fn: Callable[..., Any], first: T, *others: Any) -> T:
@@ -152,10 +153,12 @@ def flatten(tree: Tree) -> dict[str, Tensor]:
 
 
 def unflatten(flat: dict[str, Tensor]) -> Tree:
-    """Undo `flatten`."""
+    """Undo `flatten`; raise a ValueError for paths that no tree has, or of more than `MAX_DEPTH` levels."""
     tree: Tree = {}
     for path, leaf in flat.items():
-        *parents, last = path.split(_SEPARATOR)
+        *parents, last = path.split(_SEPARATOR, MAX_DEPTH)
+        if not path or "" in parents or _SEPARATOR in last:
+            raise ValueError(f"{path[:80]!r} is not a path of 1 to {MAX_DEPTH} non-empty keys")
         node = tree
         for key in parents:
             node = node.setdefault(key, {})

@@ -6,7 +6,6 @@ Here, with a fallback:
 
 - `torch._fused_sgd_`, `torch._fused_adam_`: without them, optimisers use their `update` (fedkeep.optim)
 - `torch._C._functorch.is_batchedtensor`: without it, the tensor's representation is used
-- `ProcessPoolExecutor._processes`: without it, workers end after their current task
 
 Used in place, without a fallback:
 
@@ -19,7 +18,6 @@ Used in place, without a fallback:
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -34,12 +32,3 @@ def is_batched(tensor: torch.Tensor) -> bool:
     if functorch is not None and hasattr(functorch, "is_batchedtensor"):
         return bool(functorch.is_batchedtensor(tensor))
     return "BatchedTensor" in repr(tensor)
-
-
-def terminate_workers(pool: ProcessPoolExecutor) -> None:
-    """End a pool's processes at once."""
-    if hasattr(pool, "terminate_workers"):  # public since Python 3.14
-        pool.terminate_workers()
-        return
-    for worker in list((getattr(pool, "_processes", None) or {}).values()):
-        worker.terminate()

@@ -36,10 +36,33 @@ def list_some(names: Sequence[str], most: int = 12) -> str:
     return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown or "none"
 
 
-def one_line(error: BaseException) -> str:
-    """Return another library's error message on one line of at most 240 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 240 else text[:237] + "..."
+def one_line(error: BaseException | str, most: int = 240) -> str:
+    """Return a message on one line of at most this many characters; what a terminal would obey is escaped.
+
+    >>> one_line(ValueError("two\\n  lines \\x1b[31m"))
+    'two lines \\\\x1b[31m'
+    """
+    text = " ".join(str(error).split())
+    if not text and isinstance(error, BaseException):
+        text = type(error).__name__
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def format_value(value: object, most: int = 200) -> str:
+    """Return a value for a message, shortened if it is long; a number of thousands of digits too.
+
+    >>> format_value("abc"), format_value(16**5000)
+    ("'abc'", 'a number of 20001 bits')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of more than 4300 digits
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def format_mean(mean: float, spread: float | None, digits: int, scale: float = 1.0) -> str:

@@ -10,13 +10,15 @@ import numbers
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.text import did_you_mean, format_value
 from fedkeep.errors import ConfigError, FedkeepError
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 T = TypeVar("T")
+_INT64 = (-(2**63), 2**63 - 1)
+_FLOAT32_MAX = 3.4028234e38  # beyond it, torch computes with infinity
 
 
 def require_whole(
@@ -28,7 +30,7 @@ def require_whole(
     error: type[FedkeepError] = FedkeepError,
     label: str = "",
 ) -> int:
-    """Return the value as an int; raise unless it is a whole number within the bounds (a bool is not).
+    """Return the value as an int; raise unless it is a whole number of 64 bits within the bounds (a bool is not).
 
     >>> require_whole("rounds", 3, low=1)
     3
@@ -36,9 +38,10 @@ def require_whole(
     Traceback (most recent call last):
     fedkeep.errors.FedkeepError: rounds must be a whole number of at least 1, not 2.5
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not _within(value, low, high):
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or not _within(value, low, high) or not _within(value, *_INT64):
         bounds = _bounds(low, high)
-        raise error(f"{label or key} must be a whole number{bounds}, not {_shown(value)}", key=key, value=value)
+        raise error(f"{label or key} must be a whole number{bounds}, not {format_value(value)}", key=key, value=value)
     return int(value)
 
 
@@ -53,7 +56,7 @@ def require_number(
     error: type[FedkeepError] = FedkeepError,
     label: str = "",
 ) -> float:
-    """Return the value; raise unless it is a finite number within the bounds (a bool is not).
+    """Return the value; raise unless it is a number within the bounds (a bool is not) and finite, also in float32.
 
     >>> require_number("lr", 0.1, above=0)
     0.1
@@ -61,17 +64,17 @@ def require_number(
     Traceback (most recent call last):
     fedkeep.errors.FedkeepError: lr must be a number above 0, not 0
     """
-    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else _to_float(value)
+    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else _as_float(value)
     if not math.isfinite(number) or not _within(number, low, high, above, below):
         bounds = _bounds(low, high, above, below)
-        raise error(f"{label or key} must be a number{bounds}, not {_shown(value)}", key=key, value=value)
+        raise error(f"{label or key} must be a number{bounds}, not {format_value(value)}", key=key, value=value)
     return value  # type: ignore[no-any-return]
 
 
 def require_bool(key: str, value: Any, error: type[FedkeepError] = FedkeepError) -> bool:
     """Return the value; raise unless it is True or False."""
     if not isinstance(value, bool):
-        raise error(f"{key} must be True or False, not {value!r}", key=key, value=value)
+        raise error(f"{key} must be True or False, not {format_value(value)}", key=key, value=value)
     return value
 
 
@@ -88,7 +91,7 @@ def require_choice(
     """
     if value not in valid:
         suggestion = did_you_mean(str(value), [str(v) for v in valid])
-        raise error(f"unknown {what or key} {value!r}: {suggestion}", key=key, value=value, valid=valid)
+        raise error(f"unknown {what or key} {format_value(value)}: {suggestion}", key=key, value=value, valid=valid)
     return value
 
 
@@ -101,21 +104,15 @@ def first_error(section: str, error: ValidationError) -> ConfigError:
     key = section + ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return ConfigError(f"{key} is missing", key=key)
-    return ConfigError(f"{key} = {first['input']!r}: {first['msg']}", key=key, value=first["input"])
+    return ConfigError(f"{key} = {format_value(first['input'])}: {first['msg']}", key=key, value=first["input"])
 
 
-def _to_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an int of more than 308 digits
-        return math.inf
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a message; Python does not convert ints of more than 4,300 digits to text."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"a number of {value.bit_length()} bits"
-    return repr(value)
+def _as_float(value: Any) -> float:
+    """Return a number as a float; NaN if torch cannot compute with it."""
+    if isinstance(value, numbers.Integral):
+        return float(value) if _within(value, *_INT64) else math.nan
+    number = float(value)
+    return number if abs(number) <= _FLOAT32_MAX else math.nan
 
 
 def _within(

@@ -29,7 +29,7 @@ COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "valu
 SUFFIXES = (".csv", ".parquet")
 _TEXT_COLUMNS = ("run", "method", "measure")
 _INTEGER_COLUMNS = ("seed", "round", "class", "client")
-_SCALARS = ("lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
+_SCALARS = ("lr", "train_loss", "test_loss", "epsilon", "bytes_down", "bytes_up", "seconds")
 
 
 def require_table_file(path: Path) -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger("fedkeep")
 
 Status = Literal["finished", "unfinished", "diverged"]
 FRACTIONS = (0.5, 0.75, 0.95)  # of a target accuracy
-_IGNORED_KEYS = ("format", "seed", "made_by", "checkpoint_every")
+_IGNORED_KEYS = ("format", "seed", "made_by", "checkpoint_every", "keep")
 _STOPPED = {"unfinished": "unfinished at round", "diverged": "diverged after round"}
 
 

@@ -1,5 +1,13 @@
 """The command line: every command, and everything drawn on a terminal."""
 
-from fedkeep.cli.app import main
+from fedkeep.cli import signals
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line as a process. Until everything is imported, a signal ends it at once, in one line."""
+    signals.end_at_once()
+    from fedkeep.cli.app import main as run
+
+    run()

@@ -1,4 +1,13 @@
-"""The command line. Exit codes: 0 success, 1 failure, 2 invalid input."""
+"""The command line.
+
+Exit codes, of every command:
+
+    0    success
+    1    a run failed, alone or in a sweep: it diverged, ran into an error, or its process was killed; the others have
+         run. Also: a file could not be written, or fedkeep has a bug
+    2    invalid input: the command was refused before any run started
+    129, 130, 143    ended by SIGHUP, SIGINT (Ctrl-C) or SIGTERM: 128 + the number of the signal
+"""
 
 from __future__ import annotations
 
@@ -6,15 +15,17 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Annotated
 
 import typer
 
+from fedkeep._util.text import one_line
 from fedkeep._util.version import __version__
-from fedkeep.cli import analyse, compare, demo, export, flower, methods, partition, report, reproduce, run
-from fedkeep.errors import Diverged, FedkeepError, LostPeer
+from fedkeep.cli import analyse, compare, demo, export, flower, methods, partition, report, reproduce, run, signals
+from fedkeep.errors import Diverged, FedkeepError, LostPeer, RunFailed
 
 app = typer.Typer(
     help="Federated learning that keeps what it has learned.",
@@ -61,23 +72,44 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without block characters shows "?" instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    try:
-        with only_rank0_prints():
-            app()
-    except LostPeer as error:
-        print(f"fedkeep: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
-    except FedkeepError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"fedkeep: {error}", file=sys.stderr, flush=True)
-        sys.exit(1 if isinstance(error, Diverged) else 2)
-    except SystemExit as end:
-        if end.code == 130:  # typer's exit code for Ctrl-C
-            print(
-                "fedkeep: interrupted; a run in a folder is resumed by the same command, or by fedkeep resume RUN",
-                file=sys.stderr,
-            )
-        raise
+    with signals.raising():
+        try:
+            try:
+                with only_rank0_prints():
+                    app()
+            except Exception:
+                signals.raise_if_received()
+                raise
+        except LostPeer as error:
+            _print_error(str(error))
+            sys.exit(1)
+        except FedkeepError as error:
+            if os.environ.get("RANK", "0") == "0":
+                _print_error(str(error))
+            sys.exit(1 if isinstance(error, Diverged | RunFailed) else 2)
+        except SystemExit as end:
+            if (message := signals.message(end)) is not None:
+                _print_error(message)
+            raise
+        except Exception as error:
+            _print_unexpected(error)
+            sys.exit(1)
+
+
+def _print_unexpected(error: Exception) -> None:
+    """Print an error that is not fedkeep's own: in one line what the system refused, with a traceback what is a bug."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _print_error(f"{where}{error.strerror or error}")
+    elif isinstance(error, MemoryError):
+        _print_error("out of memory")
+    else:
+        traceback.print_exception(error)
+        _print_error(f"this is a bug in fedkeep {__version__}: please report the lines above")
+
+
+def _print_error(message: str) -> None:
+    print(f"fedkeep: {one_line(message, most=2000)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep.cli import options
 from fedkeep.cli.options import AsJson
+from fedkeep.cli.signals import hint
+from fedkeep.errors import RunFailed
 from fedkeep.runs.history import History
 
 
@@ -41,9 +43,12 @@ def demo(
     if svg is not None:
         options.require_writable(svg, "demo.svg", key="svg")
     options.require_writable(output)
-    with tempfile.TemporaryDirectory(prefix="fedkeep-demo-") as folder:
+    with hint("nothing is kept of a demo"), tempfile.TemporaryDirectory(prefix="fedkeep-demo-") as folder:
         with ProgressBar(Console(stderr=True), seeds * len(job.METHODS) * rounds) as progress:
-            runs = job.run(Path(folder), seeds, rounds, progress)
+            try:
+                runs = job.run(Path(folder), seeds, rounds, progress)
+            except RunFailed:  # the progress has shown why
+                raise typer.Exit(1) from None
         write_report([folder], output, "fedkeep demo")
     if as_json and svg is None:
         _print_summaries(runs)

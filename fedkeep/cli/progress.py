@@ -72,7 +72,7 @@ class ProgressBar:
         s = history.summary()
         if self.live is None:
             self._print(
-                f"{name}: accuracy {s['final']:.3f}, forgetting {s['forgetting']:.3f} "
+                f"{name}: accuracy {s['final']:.3f}, forgetting {s['forgetting']:.3f}{format_epsilon(history.epsilon)} "
                 f"({len(history.records) - 1} rounds, {s['seconds']:.1f} s, {history.settings['engine']})"
             )
 
@@ -105,11 +105,15 @@ class RunProgress:
     >>> run.update({"round": 2, "confusion": [[3, 7], [2, 8]]})
     >>> run.line()
     'round 2: accuracy 0.550, forgetting -0.100'
+    >>> run.update({"round": 3, "confusion": [[3, 7], [2, 8]], "epsilon": 4.7285})
+    >>> run.line()
+    'round 3: accuracy 0.550, forgetting 0.300, epsilon 4.73'
     """
 
     def __init__(self, rounds: int = 60) -> None:
         self.round = 0
         self.accuracy = float("nan")
+        self.epsilon: float | None = None
         self.recent: deque[np.ndarray] = deque(maxlen=rounds)  # class accuracies [C] of the last evaluated rounds
         self._best: np.ndarray | None = None  # [C] of the rounds before the last
 
@@ -117,7 +121,7 @@ class RunProgress:
         """Add a round's record."""
         if record["round"] < 1:
             return
-        self.round = record["round"]
+        self.round, self.epsilon = record["round"], record.get("epsilon")
         if "confusion" not in record:
             return
         if self.recent:
@@ -137,7 +141,7 @@ class RunProgress:
             return f"round {self.round}: not evaluated yet"
         lost = self.lost
         forgotten = "" if lost is None else f", forgetting {np.nanmean(lost):.3f}"
-        return f"round {self.round}: accuracy {self.accuracy:.3f}{forgotten}"
+        return f"round {self.round}: accuracy {self.accuracy:.3f}{forgotten}{format_epsilon(self.epsilon)}"
 
     def strip(self, most: int = 10) -> Text:
         """Draw the last rounds, a row per class; of many classes, those that have lost most."""
@@ -157,3 +161,8 @@ class RunProgress:
             return list(range(min(classes, most)))
         worst = np.argsort(-np.nan_to_num(self.lost, nan=-1.0), kind="stable")[:most]
         return sorted(int(c) for c in worst)
+
+
+def format_epsilon(epsilon: float | None) -> str:
+    """Format what a differentially private run has spent so far; nothing for other runs."""
+    return "" if epsilon is None else f", epsilon {epsilon:.2f}"

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedkeep._util.json import to_json
 from fedkeep.cli.options import AsJson, name_and_overrides
+from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
 
@@ -68,7 +69,8 @@ def reproduce(
         job = dataclasses.replace(job, seeds=max(job.seeds, job.seeds_on_disk()))
     results, todo = job.load_existing()
     if todo and not show:
-        with ProgressBar(Console(stderr=True), sum(cell.experiment.train.rounds for cell in todo)) as progress:
+        rounds = sum(cell.experiment.train.rounds for cell in todo)
+        with hint("repeat the command to resume"), ProgressBar(Console(stderr=True), rounds) as progress:
             job.run(results, todo, jobs, progress)
     comparisons = against_paper.compare_columns(job, results)
     if as_json:

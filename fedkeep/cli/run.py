@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +14,9 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep.cli.compare import show
 from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides
+from fedkeep.cli.signals import hint
 from fedkeep.engine.simulation import Callback
-from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History
 
 
@@ -78,21 +80,26 @@ def run(
             raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
         todo[label] = Experiment.from_dict(override(tables, every_override))
     histories: dict[str, History] = {}
-    failures: list[FedkeepError] = []
-    with ProgressBar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress:
-        for label, outcome in run_all(todo, runs, jobs, progress, make_callbacks):
-            if isinstance(outcome, FedkeepError):
-                failures.append(outcome)
-            else:
+    with (
+        hint(f"repeat the command to resume, or use fedkeep resume {_any_of(runs, todo)}"),
+        ProgressBar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress,
+        closing(run_all(todo, runs, jobs, progress, make_callbacks)) as outcomes,
+    ):
+        for label, outcome in outcomes:
+            if not isinstance(outcome, FedkeepError):
                 histories[label] = outcome
     if histories:
         _show_runs(histories, as_json, runs)
-    if failures:
-        raise typer.Exit(2 if len(todo) == 1 and not isinstance(failures[0], Diverged) else 1)
+    if len(histories) < len(todo):
+        raise typer.Exit(1)
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+    from_round: Annotated[
+        int | None, typer.Option(min=0, help="Go back to the checkpoint of this round and repeat the later ones.")
+    ] = None,
 ) -> None:
     """Resume an interrupted run. The result is bit for bit that of an uninterrupted run.
 
@@ -103,11 +110,16 @@ def resume(
     from fedkeep.runs.reading import read_experiment
 
     rounds = read_experiment(folder).get("train", {}).get("rounds", 0)
-    with ProgressBar(Console(stderr=True), rounds) as progress:
+    with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
-        history = resume_from_file(folder, (progress,))
+        history = resume_from_file(folder, (progress,), from_round)
         progress.finish_run(folder.name, history)
     _show_runs({folder.name: history}, as_json, folder.parent)
+
+
+def _any_of(runs: Path, labels: Collection[str]) -> str:
+    """Return the folder of the only run, or the name that stands for any of several."""
+    return str(runs / next(iter(labels))) if len(labels) == 1 else "RUN"
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedkeep import errors, tree
 from fedkeep.errors import EngineError, FedkeepError, LostPeer
+from fedkeep.runs.packed import pack, unpack
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
@@ -60,7 +61,7 @@ class Ranks:
                 message = {"value": function()}
             except Exception as error:
                 message, failed = _error_to_dict(error), error
-        message = json.loads(self._broadcast_bytes(json.dumps(message).encode()))
+        message = json.loads(self._broadcast_bytes(json.dumps(message, default=pack).encode()), object_hook=unpack)
         if failed is not None:
             raise failed
         if "error" in message:

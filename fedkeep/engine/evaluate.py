@@ -14,6 +14,7 @@ from fedkeep.engine import device
 from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.mapping import Each, call_one
 from fedkeep.runs.history import Record
+from fedkeep.runs.packed import as_table
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -27,7 +28,7 @@ def evaluate(
     `chunk` examples pass through a model at a time; a stack of K models needs K times the memory.
     """
     classes = task.n_classes
-    confusion = torch.zeros((classes, classes), dtype=torch.float64, device=y.device)
+    confusion = torch.zeros((classes, classes), dtype=torch.long, device=y.device)
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
     for start in range(0, len(y), chunk):
         part = slice(start, start + chunk)
@@ -38,11 +39,40 @@ def evaluate(
             return z.argmax(-1), task.criterion(z, truth).sum()
 
         predicted, total = each(one, params)
-        true = torch.nn.functional.one_hot(truth, classes).double()
-        guess = torch.nn.functional.one_hot(predicted, classes).double()
-        confusion = confusion + true.T @ guess
+        confusion = confusion + _count_pairs(truth, predicted, classes)
         loss = loss + total
-    return confusion.long(), loss
+    return confusion, loss
+
+
+def _count_pairs(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Return how often each class [B] was predicted as each class [..., B]: [..., true, predicted].
+
+    Counted, not multiplied from one-hot vectors: that takes C^2 operations for every example and model.
+    """
+    models = predicted.reshape(-1, predicted.shape[-1])
+    first = torch.arange(len(models), device=truth.device)[:, None] * classes
+    cells = (first + truth) * classes + models
+    counts = torch.bincount(cells.reshape(-1), minlength=len(models) * classes**2)
+    return counts.reshape(*predicted.shape[:-1], classes, classes)
+
+
+@torch.no_grad()
+def class_hits(
+    task: Task, params: Tree, x: Any, y: Tensor, inputs: InputPipeline, each: Each = call_one, chunk: int = 1000
+) -> Tensor:
+    """Return how many examples of each class one model, or each of a stack, classifies right: [..., C]."""
+    hits = torch.zeros((), dtype=torch.long, device=y.device)
+    for start in range(0, len(y), chunk):
+        part = slice(start, start + chunk)
+        inputs_part, truth = inputs(tree.take(x, part)), y[part]
+
+        def one(w: Tree, batch: Any = inputs_part) -> Tensor:
+            return task.apply(w, batch).argmax(-1)
+
+        right = (each(one, params) == truth).long()
+        counts = torch.zeros((*right.shape[:-1], task.n_classes), dtype=torch.long, device=y.device)
+        hits = hits + counts.index_add_(-1, truth, right)
+    return hits
 
 
 @dataclass(frozen=True)
@@ -69,7 +99,7 @@ class Evaluator:
         if not parts:
             return {}
         confusion, loss = (torch.stack([one[key] for one in parts]).sum(0) for key in ("confusion", "loss"))
-        return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(self.y)}
+        return {"confusion": as_table(confusion.cpu()), "test_loss": float(loss) / len(self.y)}
 
     def local_models(self, params: Tree, clients: int, each: Each | None) -> Tensor:
         """Return, for each of some stacked models, how many test examples of each class it classifies right: [K, C].
@@ -77,15 +107,12 @@ class Evaluator:
         `each` maps over the stack; None evaluates one model after another.
         """
         if each is not None:
-            chunk = self._chunk(clients)
-            confusion, _ = evaluate(self.task, params, self.x, self.y, self.inputs, each=each, chunk=chunk)
-        else:
-            single = [
-                evaluate(self.task, tree.take(params, k), self.x, self.y, self.inputs, chunk=self._chunk(1))[0]
-                for k in range(clients)
-            ]
-            confusion = torch.stack(single)
-        return confusion.diagonal(dim1=-2, dim2=-1)
+            return class_hits(self.task, params, self.x, self.y, self.inputs, each, self._chunk(clients))
+        single = [
+            class_hits(self.task, tree.take(params, k), self.x, self.y, self.inputs, chunk=self._chunk(1))
+            for k in range(clients)
+        ]
+        return torch.stack(single)
 
     def _chunk(self, models: int) -> int:
         """Return how many examples pass through each of some models at a time."""

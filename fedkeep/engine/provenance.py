@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from fedkeep.engine.settings import Settings
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
 from fedkeep.task import Task, describe_criterion
+
+log = logging.getLogger("fedkeep")
 
 
 def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int) -> dict[str, Any]:
@@ -44,6 +48,15 @@ def made_by(engine: str, task: Task, threads: int) -> dict[str, Any]:
         "threads": threads,
         "model": model_fingerprint(task),
     }
+
+
+def warn_about_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Log, in one line, what differs from the start of a run that is resumed and can affect the last bits."""
+    compared = ("fedkeep", "torch", "device", "threads", "ranks")
+    changed = [key for key in compared if key in before and key in now and before[key] != now[key]]
+    if changed:
+        differences = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
+        log.warning("%s is resumed with other software or hardware: %s; the last bits may differ", path, differences)
 
 
 def model_fingerprint(task: Task) -> str:

@@ -28,8 +28,8 @@ class RoundResult:
 
     `clients` is stacked over the cohort, in the order of its ids: `upload`, `client` (the next states) and `loss`. With
     `keep_models` also `params`, the local models; without it, where local models are evaluated, `hits` and
-    `label_counts` [K, C]. It is empty if the cohort is, and on every rank but the first. If a method only
-    averages and the cohort was trained in chunks, `upload` has one entry for each chunk: its mean.
+    `label_counts` [K, C]. It is empty if the cohort is, and on every rank but the first. If uploads are only
+    averaged and the cohort was trained in chunks, `upload` has one entry for each chunk: its mean.
     """
 
     plan: RoundPlan
@@ -92,7 +92,7 @@ class RoundTrainer:
         clients: Tree = {"loss": mean_loss.to(here), "id": torch.tensor([job.id for job in jobs], device=here)}
         clients["bytes"] = torch.full((1,), tree.nbytes(result.upload), device=here)
         clients["upload"], clients["client"] = result.upload, tree.detach(result.client)
-        averages = not (method.uses("aggregate") or method.uses("finish"))
+        averages = self.settings.plain_mean and not (method.uses("aggregate") or method.uses("finish"))
         if averages and not keep_models and len(jobs) < len(plan.cohort):  # a mean of means saves memory
             mean = tree.mean(result.upload["params"], result.upload["n"])
             clients["upload"] = tree.map(lambda t: t[None], {"params": mean, "n": result.upload["n"].sum()})

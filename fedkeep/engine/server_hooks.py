@@ -9,7 +9,9 @@ import torch
 
 from fedkeep import tree
 from fedkeep.data.seeds import server_seed
+from fedkeep.engine import privacy, robust
 from fedkeep.engine.divergence import check_server
+from fedkeep.engine.privacy import RandomBytes
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import MethodError
 from fedkeep.method import Cohort, FedAvg
@@ -32,8 +34,33 @@ def broadcast(method: FedAvg, server: Tree) -> Tree:
     return _checked(method, "broadcast", method.broadcast(server))
 
 
-def aggregate(method: FedAvg, task: Task, server: Tree, uploads: Tree, cohort: Cohort) -> Tree:
-    """Return the server's next tree; raise `Diverged` if it has NaN or infinite numbers."""
+def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
+    """Raise if this method cannot be aggregated as the settings say."""
+    robust.require_supported(method, settings, n_clients)
+    if settings.private:
+        privacy.require_supported(method, settings, n_clients)
+
+
+def aggregate(
+    method: FedAvg,
+    task: Task,
+    server: Tree,
+    uploads: Tree,
+    cohort: Cohort,
+    settings: Settings,
+    random_bytes: RandomBytes | None = None,
+) -> Tree:
+    """Return the server's next tree; raise `Diverged` if it has NaN or infinite numbers.
+
+    Robust averaging and differential privacy change the uploads, and the method does not notice. `random_bytes` is the
+    source of the noise; by default it follows from the seed.
+    """
+    if settings.private:
+        source = random_bytes or privacy.seeded_bytes(settings.seed, cohort.round)
+        size = settings.cohort_size(task.n_clients)
+        uploads = privacy.privatise(method, server, uploads, cohort, settings, size, source)
+    elif not settings.plain_mean:
+        uploads, cohort = robust.resist(method, server, uploads, cohort, settings)
     new = tree.detach(_checked(method, "aggregate", method.aggregate(task, server, uploads, cohort)))
     check_server(cohort.round, new)
     return new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
@@ -18,6 +19,16 @@ SMALL_MODEL = 100_000  # weights, up to which a CPU is fastest with a stacked co
 ENGINES = ("auto", "loop", "stacked")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTOCAST = ("bfloat16", "float16")
+# Ways to aggregate, with the smallest cohort for a number f of hostile clients: factor * f + constant.
+SMALLEST_COHORT = {
+    "mean": (0, 0),
+    "median": (2, 1),
+    "trimmed_mean": (2, 1),
+    "clip": (2, 1),
+    "krum": (2, 3),
+    "multi_krum": (2, 3),
+}
+_MOST = {"rounds": 10**9, "epochs": 10**5, "threads": 1024}  # more would only exhaust memory
 
 
 class SettingsDict(TypedDict, total=False):
@@ -45,6 +56,11 @@ class SettingsDict(TypedDict, total=False):
     deterministic: bool
     at_once: int | None
     threads: int | None
+    aggregation: str
+    hostile: int
+    dp_clip: float | None
+    dp_noise: float | None
+    dp_delta: float
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,10 @@ class Settings:
     tf32: float32 products on a GPU may round their factors to TF32; deterministic: torch's deterministic algorithms.
     at_once: clients trained together (None: all that fit).
     threads: of the CPU (None: one for a small model, else torch's number).
+    aggregation: "mean", or against hostile clients "median", "trimmed_mean", "clip", "krum" or "multi_krum";
+    hostile: how many clients of a cohort these assume to be hostile.
+    dp_clip, dp_noise: differential privacy (None: none): the norm to which each client's upload is clipped, and the
+    noise on the sum in multiples of that norm; dp_delta: the delta at which epsilon is computed.
     """
 
     rounds: int = 50
@@ -89,6 +109,11 @@ class Settings:
     deterministic: bool = False
     at_once: int | None = None
     threads: int | None = None
+    aggregation: str = "mean"
+    hostile: int = 1
+    dp_clip: float | None = None
+    dp_noise: float | None = None
+    dp_delta: float = 1e-5
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
@@ -108,11 +133,11 @@ class Settings:
         if self.autocast is not None:
             self._set_dtype("autocast", AUTOCAST)
         for name, low in (("rounds", 1), ("epochs", 1), ("batch_size", 1), ("eval_every", 1), ("eval_local_every", 0)):
-            require_whole(name, getattr(self, name), low)
+            require_whole(name, getattr(self, name), low, _MOST.get(name))
         require_whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("at_once", "threads"):
             if getattr(self, name) is not None:
-                require_whole(name, getattr(self, name), 1)
+                require_whole(name, getattr(self, name), 1, _MOST.get(name))
         for name in ("lr", "lr_decay"):
             require_number(name, getattr(self, name), above=0)
         if self.clip_norm is not None:
@@ -125,10 +150,32 @@ class Settings:
             )
         optim.make(self.optimizer, self.momentum, self.weight_decay)
         require_choice("engine", self.engine, ENGINES)
+        require_choice("aggregation", self.aggregation, list(SMALLEST_COHORT))
+        require_whole("hostile", self.hostile, 1)
+        self._check_privacy()
+
+    @property
+    def private(self) -> bool:
+        """Whether training is differentially private."""
+        return self.dp_noise is not None
+
+    @property
+    def plain_mean(self) -> bool:
+        """Whether uploads are aggregated as they are: no robust averaging, no differential privacy."""
+        return self.aggregation == "mean" and not self.private
+
+    @property
+    def smallest_cohort(self) -> int:
+        """How many uploads a round needs at least, so that `aggregation` withstands the `hostile` ones."""
+        factor, constant = SMALLEST_COHORT[self.aggregation]
+        return factor * self.hostile + constant
 
     def lr_in(self, round: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
-        return self.lr * self.lr_decay ** (round - 1)
+        try:
+            return self.lr * self.lr_decay ** (round - 1)
+        except OverflowError:
+            return math.inf  # the run diverges
 
     def due(self, every: int, round: int) -> bool:
         """Return whether something done every N rounds is due in this one: also in the last, never if N is 0."""
@@ -158,6 +205,31 @@ class Settings:
                 value=share,
             )
         return max(1, round(share * n_clients))
+
+    def _check_privacy(self) -> None:
+        require_number("dp_delta", self.dp_delta, above=0, below=1)
+        given = [name for name in ("dp_clip", "dp_noise") if getattr(self, name) is not None]
+        for name in given:
+            require_number(name, getattr(self, name), above=0)
+        if len(given) == 1:
+            missing = "dp_noise" if given == ["dp_clip"] else "dp_clip"
+            raise FedkeepError(f"{given[0]} is set, but not {missing}: differential privacy needs both", key=missing)
+        if self.private and self.aggregation != "mean":
+            raise FedkeepError(
+                f'aggregation = "{self.aggregation}" with differential privacy: the noise is computed for a mean, so '
+                'use aggregation = "mean"; clipping already bounds what one client can do',
+                key="aggregation",
+                value=self.aggregation,
+                valid=["mean"],
+            )
+        if self.private and self.eval_local_every:
+            raise FedkeepError(
+                "eval_local_every records what single clients' models know, which differential privacy must not "
+                "release: set it to 0",
+                key="eval_local_every",
+                value=self.eval_local_every,
+                valid=[0],
+            )
 
     def _set_dtype(self, key: str, valid: Any) -> None:
         """Accept torch's dtypes too, and store the name."""

@@ -75,6 +75,12 @@ def image_size(data: Dataset, settings: Settings) -> tuple[int, int]:
         raise DataError(
             f"augmentation needs images [channels, height, width], not examples of {data.input_shape}", key="augment"
         )
+    if settings.augment and data.image and settings.augment.crop > max(data.image):
+        raise DataError(
+            f"augment.crop = {settings.augment.crop} adds more padding than the images are large {data.image}",
+            key="augment.crop",
+            value=settings.augment.crop,
+        )
     return data.image or (0, 0)
 
 

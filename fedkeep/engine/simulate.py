@@ -21,9 +21,11 @@ from fedkeep.engine.settings import Settings, SettingsDict
 from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
+from fedkeep.runs.experiment_file import read_experiment, require_settings
+from fedkeep.runs.files import EXPERIMENT
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
-from fedkeep.runs.reading import read_experiment
+from fedkeep.runs.seals import damaged
 
 
 def simulate(
@@ -36,6 +38,7 @@ def simulate(
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
+    keep: int | None = None,
     **settings: Unpack[SettingsDict],
 ) -> History:
     """Run a federation to its last round and return its history.
@@ -46,15 +49,18 @@ def simulate(
 
     With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
+    The last `keep` checkpoints (3) stay in the folder, each as large as the model.
     """
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
     simulation = Simulation(method, model, data, clients, Settings(**cast(Any, settings)), callbacks, criterion)
-    if checkpoint_every is not None:
-        require_whole("checkpoint_every", checkpoint_every, low=1, error=RunError)
+    saving = {"checkpoint_every": checkpoint_every, "keep": keep}
+    for name, number in saving.items():
+        if number is not None:
+            require_whole(name, number, low=1, error=RunError)
     if run_dir is None:
         return simulation.run()
-    return start(simulation, Path(run_dir), {"checkpoint_every": checkpoint_every})
+    return start(simulation, Path(run_dir), saving)
 
 
 def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) -> Simulation:
@@ -66,30 +72,40 @@ def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) 
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder; `about` takes precedence in its experiment file."""
     s = simulation
-    made_by = provenance.made_by(s.engine.name, s.task, s.threads)
     whole = {
         **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients)),
         **about,
-        "made_by": {**made_by, "ranks": s.ranks.size, **provenance.fingerprints(s.task, s.data, s.clients)},
+        "made_by": {**_made_by(s), **provenance.fingerprints(s.task, s.data, s.clients)},
     }
     return _run_in_folder(simulation, lambda: RunFolder.create(path, whole))
 
 
-def continue_run(path: Path, federation: Federation, callbacks: Iterable[Callback] = ()) -> History:
-    """Continue the run in a folder, given the same federation as at its start.
+def continue_run(
+    path: Path, federation: Federation, callbacks: Iterable[Callback] = (), from_round: int | None = None
+) -> History:
+    """Continue the run in a folder, given the same federation as at its start, after its last or an earlier round.
 
     The engine and the number of threads are those of the start, so that the result is bit for bit the same. With
-    another number of processes it is the same up to rounding.
+    another number of processes, or other software, it is the same up to rounding, and a warning says so.
     """
-    made_by = distributed.current_ranks().on_rank0(lambda: read_experiment(path))["made_by"]
-    simulation = restore_simulation(path, made_by, federation, callbacks)
-    return _run_in_folder(simulation, lambda: RunFolder.open(path))
+    about = distributed.current_ranks().on_rank0(lambda: read_experiment(path))
+    require_settings(path, about)
+    simulation = restore_simulation(path, about["made_by"], federation, callbacks)
+    simulation.ranks.on_rank0(lambda: provenance.warn_about_changes(path, about["made_by"], _made_by(simulation)))
+    return _run_in_folder(simulation, lambda: RunFolder.open(path), from_round)
+
+
+def _made_by(s: Simulation) -> dict[str, Any]:
+    return {**provenance.made_by(s.engine.name, s.task, s.threads), "ranks": s.ranks.size}
 
 
 def restore_simulation(
     path: Path, made_by: Mapping[str, Any], federation: Federation, callbacks: Iterable[Callback] = ()
 ) -> Simulation:
     """Return a run's simulation as it was at its start; raise if data, split, model or criterion are not the run's."""
+    for key in ("engine", "threads", "criterion", "data", "split", "model"):
+        if key not in made_by:
+            raise damaged(str(path / EXPERIMENT), EXPERIMENT, f"made_by.{key} is missing")
     settings = replace(federation.settings, engine=made_by["engine"])
     simulation = make_simulation(replace(federation, settings=settings), callbacks)
     for key, value in provenance.fingerprints(simulation.task, simulation.data, simulation.clients).items():
@@ -100,12 +116,14 @@ def restore_simulation(
     return simulation
 
 
-def _run_in_folder(simulation: Simulation, open_folder: Callable[[], RunFolder]) -> History:
+def _run_in_folder(
+    simulation: Simulation, open_folder: Callable[[], RunFolder], from_round: int | None = None
+) -> History:
     """Run in a folder, which only rank 0 opens and writes."""
     with ExitStack() as stack:
 
         def attach() -> None:
-            simulation.attach(stack.enter_context(open_folder()))
+            simulation.attach(stack.enter_context(open_folder()), from_round)
 
         simulation.ranks.on_rank0(attach)
         return simulation.run()

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import losses, methods, models, tree
+from fedkeep._util.signals import delayed
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.engine import device, server_hooks, setup
+from fedkeep.engine import device, privacy, server_hooks, setup
 from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.evaluate import Evaluator
 from fedkeep.engine.local import ClientJob, LocalTraining
@@ -32,6 +33,7 @@ from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.label_counts import write_label_counts
+from fedkeep.runs.packed import as_table
 from fedkeep.runs.server_state import ServerState
 from fedkeep.task import check_forward
 from fedkeep.tree import Tree
@@ -60,6 +62,7 @@ class Simulation:
         self.method = _as_method(method)
         self.data, self.settings, self.callbacks = setup.require_dataset(data), settings, _as_callbacks(callbacks)
         self.clients = Partition.of(clients, len(data.y_train))
+        server_hooks.require_supported(self.method, settings, len(self.clients))
         self.ranks = current_ranks()
         self.planner = RoundPlanner(settings, data, self.clients, self.ranks)
         place = device.resolve_device(settings.device)
@@ -85,7 +88,7 @@ class Simulation:
         recorded = {**asdict(settings), "engine": self.engine.name}
         history = History(self.method.name, recorded, build=self.task.module)
         self.state = ServerState(server, history)
-        self._begun = self._stop = False
+        self._begun = self._stop = self._applying = False
 
     # What changes from round to round
 
@@ -136,13 +139,18 @@ class Simulation:
         try:
             while self.round < self.settings.rounds and not self._stop:
                 self.step()
-                if self.ranks.on_rank0(lambda: self.folder is not None and self.folder.checkpoint_due(self.round)):
+                if self.ranks.on_rank0(self._checkpoint_due):
                     self._checkpoint()
         except Diverged as error:
             error.history, message = self.history, str(error)
             self.ranks.on_rank0(lambda: self.folder.write_diverged(message) if self.folder else None)
             raise
-        self._checkpoint()
+        except (KeyboardInterrupt, SystemExit):
+            self._save_last_round()
+            raise
+        reason = "finished" if self.round >= self.settings.rounds else "stopped"
+        self.ranks.on_rank0(lambda: self.state.finish(reason))
+        self.history.ended = reason
         self.history.params = tree.to(self.params, "cpu")
         return self.history
 
@@ -150,28 +158,30 @@ class Simulation:
         """Run one round and return its record."""
         self._begin()
         began = time.perf_counter()
-        record = self.apply(self.train_round())
-        record["seconds"] = time.perf_counter() - began
-        record = dict(self.ranks.on_rank0(functools.partial(dict, record)))
-        self.state.round = record["round"]
-        self._record(record)
-
-        def call_callbacks() -> bool:
-            for callback in self.callbacks:
-                callback(self, record)
-            return self._stop
-
-        self._stop = bool(self.ranks.on_rank0(call_callbacks))
+        result = self.train_round()
+        with delayed() if self.ranks.size == 1 else nullcontext():  # a signal waits until the round is complete
+            self._applying = True
+            record = self.apply(result)
+            record["seconds"] = time.perf_counter() - began
+            record = dict(self.ranks.on_rank0(functools.partial(dict, record)))
+            self.state.round = record["round"]
+            self._record(record)
+            self._stop = bool(self.ranks.on_rank0(functools.partial(self._call_callbacks, record)))
+            self._applying = False
         return record
 
     def stop(self) -> None:
         """End the run after this round; for callbacks."""
         self._stop = True
 
-    def attach(self, folder: RunFolder) -> Simulation:
-        """Write everything from now on into a run folder; if it has a checkpoint, continue from it."""
-        self.state.attach(folder, ClientStore(folder.clients), self.task.device)
-        write_label_counts(folder.path, self.clients, self.data.y_train, self.task.n_classes)
+    def attach(self, folder: RunFolder, from_round: int | None = None) -> Simulation:
+        """Write everything from now on into a run folder; if it has a checkpoint, continue from the last.
+
+        With `from_round`, continue from the checkpoint of that round.
+        """
+        states = ClientStore(folder.clients, run=folder.run)
+        self.state.attach(folder, states, self.task.device, from_round)
+        write_label_counts(folder.path, self.clients, self.data.y_train, self.task.n_classes, folder.run)
         return self
 
     # One round
@@ -189,7 +199,8 @@ class Simulation:
         """Return the server's next tree. Nothing changes."""
         cohort = server_hooks.make_cohort(self.settings, result.plan.cohort, result.plan.round)
         with self._numerics():
-            return server_hooks.aggregate(self.method, self.task, self.server, result.clients["upload"], cohort)
+            uploads = result.clients["upload"]
+            return server_hooks.aggregate(self.method, self.task, self.server, uploads, cohort, self.settings)
 
     def apply(self, result: RoundResult) -> Record:
         """Apply a trained round: aggregate, store the clients' states, evaluate. Return the round's record."""
@@ -210,7 +221,7 @@ class Simulation:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", plan.round)
         if self.settings.due(self.settings.eval_every, plan.round):
             record.update(self._evaluate())
-        return record
+        return self._private(record) if self.settings.private else record
 
     def job(self, client: int, number: int) -> ClientJob:
         """Return one client's job in a round, with its state."""
@@ -237,9 +248,9 @@ class Simulation:
                 self.state.clients.put(client, tree.map(lambda t, k=k: t[k].clone(), states), plan.round)
         record: Record = {"train_loss": float(clients["loss"].mean()), "bytes_up": result.bytes_up}
         if "hits" in clients:
-            total = torch.bincount(self.y_test, minlength=self.task.n_classes).tolist()
-            hits, counts = (clients[key].tolist() for key in ("hits", "label_counts"))
-            record["local"] = {"hits": hits, "total": total, "label_counts": counts}
+            total = torch.bincount(self.y_test, minlength=self.task.n_classes)
+            tables = {"hits": clients["hits"], "total": total, "label_counts": clients["label_counts"]}
+            record["local"] = {key: as_table(table.cpu()) for key, table in tables.items()}
         return record
 
     def _reserve_on_device(self, state_bytes: float) -> bool:
@@ -267,6 +278,11 @@ class Simulation:
             self._record(self.ranks.on_rank0(lambda: {"round": 0, **evaluated}))
             self._checkpoint()
 
+    def _private(self, record: Record) -> Record:
+        """Return the record without what is not noised, and with epsilon."""
+        cohorts = [past["cohort"] for past in (*self.history.records, record) if "cohort" in past]
+        return {**privacy.public_record(record), "epsilon": privacy.epsilon(self.settings, cohorts)}
+
     def _evaluate(self) -> Record:
         with self._numerics():
             return self.evaluator.global_model(self.params)
@@ -275,6 +291,26 @@ class Simulation:
         self.ranks.on_rank0(lambda: self.state.record(record))
         if not self.ranks.first:
             self.state.record(record)
+
+    def _call_callbacks(self, record: Record) -> bool:
+        """Call the callbacks, and return whether one of them has stopped the run."""
+        for callback in self.callbacks:
+            callback(self, record)
+        return self._stop
+
+    def _save_last_round(self) -> None:
+        """Save the last finished round, because the process is about to end; unless the next one is half applied."""
+        if self.ranks.size > 1 or self._applying:
+            return
+        try:
+            self.state.checkpoint()
+        except (FedkeepError, OSError, RuntimeError) as error:
+            log.warning("round %d is not saved: %s", self.round, error)
+
+    def _checkpoint_due(self) -> bool:
+        """Return whether to save after this round; the last one is saved when the run ends."""
+        going_on = self.round < self.settings.rounds and not self._stop
+        return going_on and self.folder is not None and self.folder.checkpoint_due(self.round)
 
     def _checkpoint(self) -> None:
         self.ranks.on_rank0(self.state.checkpoint)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import FedkeepError, RunFailed
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.sweep import Progress, run_all
 from fedkeep.runs.history import History
@@ -45,10 +46,11 @@ def run(folder: Path, seeds: int, rounds: int, progress: Progress) -> dict[str, 
     """Run all methods with seeds 0, 1, ... in folders and return their histories by method."""
     experiments = {f"{name}-seed={seed}": experiment(name, seed, rounds) for seed in range(seeds) for name in METHODS}
     runs: dict[str, list[History]] = {name: [] for name in METHODS}
-    for label, outcome in run_all(experiments, folder, 1, progress):
-        if isinstance(outcome, FedkeepError):
-            raise outcome
-        runs[experiments[label].method["name"]].append(outcome)
+    with closing(run_all(experiments, folder, 1, progress)) as outcomes:
+        for label, outcome in outcomes:
+            if isinstance(outcome, FedkeepError):
+                raise outcome.converted(RunFailed, f"{label}: {outcome}")
+            runs[experiments[label].method["name"]].append(outcome)
     return runs
 
 

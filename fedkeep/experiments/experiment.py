@@ -20,7 +20,6 @@ participation = 4
 from __future__ import annotations
 
 import inspect
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -29,14 +28,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from fedkeep import methods, models
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.text import did_you_mean, format_value
+from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_choice
 from fedkeep.data import load, partition
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
-from fedkeep.runs.files import FORMAT
+from fedkeep.runs.files import FORMAT, READABLE_FORMATS
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -53,6 +53,7 @@ class Experiment(BaseModel):
     train: Settings = Field(default_factory=Settings)
     seed: int = Field(default=0, ge=0)
     checkpoint_every: int | None = Field(default=None, ge=1)
+    keep: int | None = Field(default=None, ge=1)  # checkpoints; by default 3
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any]) -> Experiment:
@@ -132,6 +133,7 @@ class Experiment(BaseModel):
         return {
             "seed": self.seed,
             "checkpoint_every": self.checkpoint_every,
+            "keep": self.keep,
             "method": self.method,
             "model": self.model,
             "data": dict(data),
@@ -145,10 +147,10 @@ _METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file tha
 
 def read(path: Path) -> dict[str, Any]:
     """Read an experiment file as a dict. The name of an experiment that comes with fedkeep also works as a path."""
-    if not path.exists() and path.suffix in ("", ".toml") and (PRESETS / path.with_suffix(".toml").name).exists():
-        path = PRESETS / path.with_suffix(".toml").name
     try:
-        tables = tomllib.loads(path.read_text())
+        if not path.exists() and path.suffix in ("", ".toml") and (PRESETS / path.with_suffix(".toml").name).exists():
+            path = PRESETS / path.with_suffix(".toml").name
+        tables = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         presets = [p.stem for p in sorted(PRESETS.glob("*.toml"))]
         raise ConfigError(
@@ -158,14 +160,16 @@ def read(path: Path) -> dict[str, Any]:
             value=str(path),
             valid=presets,
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", key="file", value=str(path)) from None
-    if (version := tables.get("format", FORMAT)) != FORMAT:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} cannot be read: {reason}", key="file", value=str(path)) from None
+    if (version := tables.get("format", FORMAT)) not in READABLE_FORMATS:
         raise ConfigError(
-            f"{path} has format {version!r}; this version of fedkeep reads format {FORMAT}: update fedkeep",
+            f"{path} has format {format_value(version)}; this version of fedkeep reads formats 1 and {FORMAT}: "
+            "update fedkeep",
             key="format",
             value=version,
-            valid=[FORMAT],
+            valid=READABLE_FORMATS,
         )
     return tables
 

@@ -11,13 +11,14 @@ from dataclasses import fields
 from typing import Any
 
 from fedkeep import methods
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.text import did_you_mean, format_value
+from fedkeep._util.toml import parse_toml
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
 
 NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # the key of a section's name
 TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
-KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every"]  # the top-level keys of an experiment
+KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep"]  # the top-level keys of an experiment
 
 
 def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             )
         full = _full_key(key.strip())
         section, _, name = full.partition(".")
-        value = _parse_value(written)
+        value = _parse_value(full, written)
         if section in NAME_KEY and name in ("", NAME_KEY[section]):
             old = tables.get(section)
             if not isinstance(old, dict) or old.get(NAME_KEY[section]) != value:
@@ -132,9 +133,12 @@ def _full_key(key: str) -> str:
     raise ConfigError(f"unknown key {key!r}: {did_you_mean(key, valid)}", key=key, valid=valid)
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(key: str, text: str) -> Any:
     """Return a value written as TOML; anything else is a string."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"v = {text}")["v"]
+    except (tomllib.TOMLDecodeError, KeyError):
         return text
+    except ValueError as error:
+        message = str(error).removeprefix("v ")
+        raise ConfigError(f"{key} = {format_value(text)}: {message}", key=key, value=text) from None

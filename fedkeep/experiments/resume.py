@@ -20,9 +20,13 @@ from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.build import build, build_model
 from fedkeep.method import FedAvg
-from fedkeep.runs.files import ROUNDS
+from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
+from fedkeep.runs.client_store import ClientStore
+from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
+from fedkeep.runs.files import ENDED, is_there
+from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
-from fedkeep.runs.reading import load_run, read_experiment, saved_round
+from fedkeep.runs.reading import load_run, saved_round
 
 if TYPE_CHECKING:
     from fedkeep.experiments.experiment import Experiment
@@ -37,17 +41,20 @@ def resume(
     clients: Partition | Iterable[Any] | None = None,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    from_round: int | None = None,
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
     A run started from an experiment file needs only its folder. A run started with `simulate` needs the same model,
     data and clients again, because a file cannot hold them; and the method and the criterion, if they are your own.
+    `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
+    stopped is continued to its last round.
     """
     path = Path(run_dir)
     federation = federation_from_arguments(read_experiment(path), method, model, data, clients, criterion)
     if federation is None:
-        return resume_from_file(path, callbacks)
-    return continue_run(path, federation, callbacks)
+        return resume_from_file(path, callbacks, from_round)
+    return continue_run(path, federation, callbacks, from_round)
 
 
 def federation_from_arguments(
@@ -72,7 +79,7 @@ def federation_from_arguments(
     return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion)
 
 
-def resume_from_file(path: Path, callbacks: Iterable[Callback] = ()) -> History:
+def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None) -> History:
     """Resume the run in a folder, using only its experiment file."""
     from fedkeep.experiments.experiment import Experiment
 
@@ -91,18 +98,40 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = ()) -> History:
             f"{path} cannot be resumed from its file alone ({error}); resume it from Python: "
             "fedkeep.resume(run_dir, method=..., model=..., data=..., clients=...)",
         ) from error
-    return resume_experiment(experiment, path, callbacks)
+    return resume_experiment(experiment, path, callbacks, from_round)
 
 
-def resume_experiment(experiment: Experiment, path: Path, callbacks: Iterable[Callback] = ()) -> History:
-    """Resume an experiment's run in a folder, or load it if it is finished."""
-    if distributed.current_ranks().on_rank0(lambda: (saved_round(path) or 0) < experiment.train.rounds):
-        return continue_run(path, build(experiment), callbacks)
-    history = load_run(path)
-    if not history.finished:
-        raise RunError(
-            f"{path} is finished, but {ROUNDS} is missing its last rounds; start the run again in a new folder",
-            key=ROUNDS,
-        )
+def resume_experiment(
+    experiment: Experiment, path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None
+) -> History:
+    """Resume an experiment's run in a folder, or load it if it reached its last round."""
+
+    def is_complete() -> bool:
+        return from_round is None and (saved_round(path) or 0) >= experiment.train.rounds
+
+    if not distributed.current_ranks().on_rank0(is_complete):
+        return continue_run(path, build(experiment), callbacks, from_round)
+    return load_finished(experiment, path)
+
+
+def load_finished(experiment: Experiment, path: Path) -> History:
+    """Return the history of a run that has ended, with its weights and its model; raise if anything is damaged."""
+    distributed.current_ranks().on_rank0(lambda: _complete_end(path))
+    history = load_run(path, weights=False)
+    about = read_experiment_file(path)
+    file = newest_checkpoint(path, about.run)
+    assert file is not None
+    saved = read_checkpoint(file, about)
+    history.params, history.saved = saved.server["params"], saved.round
     history.build = partial(build_model, experiment)
     return history
+
+
+def _complete_end(path: Path) -> None:
+    """Do what a process did not that was killed after its last checkpoint: delete old files, record the run's end."""
+    if read_experiment_file(path).run is None or is_there(path / ENDED):
+        return
+    with RunFolder.open(path) as folder:
+        saved = folder.restore(ClientStore(folder.clients, run=folder.run))
+        if saved is not None:
+            folder.finish(saved.round, saved.header.ended or "finished")

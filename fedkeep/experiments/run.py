@@ -12,10 +12,10 @@ from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment
-from fedkeep.experiments.resume import resume_experiment
+from fedkeep.experiments.resume import load_finished, resume_experiment
 from fedkeep.runs.files import EXPERIMENT
 from fedkeep.runs.history import History
-from fedkeep.runs.reading import load_run, read_experiment
+from fedkeep.runs.reading import load_run, read_experiment, was_stopped
 
 
 def run(experiment: Experiment, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
@@ -23,6 +23,8 @@ def run(experiment: Experiment, path: str | Path, callbacks: Iterable[Callback] 
     path = Path(path)
     if distributed.current_ranks().on_rank0(lambda: _has_no_run(experiment, path)):
         return start(make_simulation(build(experiment), callbacks), path, experiment.to_dict())
+    if distributed.current_ranks().on_rank0(lambda: was_stopped(path)):
+        return load_finished(experiment, path)
     return resume_experiment(experiment, path, callbacks)
 
 
@@ -36,8 +38,8 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
     if not (path / EXPERIMENT).exists():
         return True
     theirs = Experiment.from_dict(read_experiment(path)).to_dict()
-    # checkpoint_every is not part of an experiment's identity
-    ours = {**experiment.to_dict(), "checkpoint_every": theirs["checkpoint_every"]}
+    # checkpoint_every and keep are not part of an experiment's identity
+    ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep")}}
     for key, there, here in _differences(theirs, ours):
         raise ConfigError(
             f"{path} holds another experiment: {key} is {there!r} there and {here!r} here; choose another folder",

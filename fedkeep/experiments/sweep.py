@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
-from fedkeep._util.private_apis import terminate_workers
 from fedkeep.engine.distributed import current_ranks
-from fedkeep.engine.simulation import Callback, Simulation
+from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.failure import as_failure, remove_traceback
 from fedkeep.experiments.run import run
+from fedkeep.experiments.workers import MakeCallbacks, run_in_processes
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.reading import load_run
 
-MakeCallbacks = Callable[[], list[Callback]]  # called once per run; with several processes it must be picklable
 Outcome = History | FedkeepError
 
 
@@ -56,8 +52,12 @@ def run_all(
     jobs: int,
     progress: Progress,
     make_callbacks: MakeCallbacks = list,
-) -> Iterator[tuple[str, Outcome]]:
-    """Run experiments, each in the folder of its name, and yield each result. A failed run does not stop the others."""
+) -> Generator[tuple[str, Outcome]]:
+    """Run experiments, each in the folder of its name, and yield each result. A failed run does not stop the others.
+
+    Whatever a run raises is its own failure. With several jobs, so is the death of its process. Close the generator if
+    it is not used up: then the processes end.
+    """
     if jobs > 1 and current_ranks().size > 1:
         raise FedkeepError(
             "several runs at a time (--jobs) and several processes per run (torchrun) cannot be combined",
@@ -65,52 +65,45 @@ def run_all(
             value=jobs,
         )
     outcomes = _one_by_one if jobs == 1 else _in_processes
-    for label, outcome in outcomes(experiments, folder, jobs, progress, make_callbacks):
-        if isinstance(outcome, FedkeepError):
-            progress.fail_run(label, outcome, experiments[label].train.rounds)
-        else:
-            progress.finish_run(label, outcome)
-        yield label, outcome
+    with closing(outcomes(experiments, folder, jobs, progress, make_callbacks)) as results:
+        for label, outcome in results:
+            if isinstance(outcome, FedkeepError):
+                progress.fail_run(label, outcome, experiments[label].train.rounds)
+            else:
+                progress.finish_run(label, outcome)
+            yield label, outcome
 
 
 def _one_by_one(
     experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Progress, make_callbacks: MakeCallbacks
-) -> Iterator[tuple[str, Outcome]]:
+) -> Generator[tuple[str, Outcome]]:
     for label, experiment in experiments.items():
         progress.start_run(label)
+        path = folder / label
+        remove_traceback(path)
         try:
-            yield label, run(experiment, folder / label, (progress, *make_callbacks()))
+            outcome: Outcome = run(experiment, path, (progress, *make_callbacks()))
         except FedkeepError as error:
-            yield label, error
+            outcome = error
+        except Exception as error:
+            if current_ranks().size > 1:  # the other processes do not know of it
+                raise
+            outcome = as_failure(error, path)
+        yield label, outcome
 
 
 def _in_processes(
     experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Progress, make_callbacks: MakeCallbacks
-) -> Iterator[tuple[str, Outcome]]:
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,))
-    try:
-        waiting = {
-            pool.submit(_run, experiment.to_dict(), folder / label, make_callbacks): label
-            for label, experiment in experiments.items()
-        }
-        for future in as_completed(waiting):
-            label = waiting[future]
+) -> Generator[tuple[str, Outcome]]:
+    with closing(run_in_processes(experiments, folder, jobs, make_callbacks)) as results:
+        for label, failure in results:
             progress.start_run(label)
-            error = future.result()
-            yield label, load_run(folder / label) if error is None else error
-        pool.shutdown()
-    except BaseException:  # Ctrl-C too: running processes end now, waiting runs never start
-        terminate_workers(pool)
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
+            outcome: Outcome = failure if failure is not None else _load(folder / label)
+            yield label, outcome
 
 
-def _run(experiment: dict[str, Any], path: Path, make_callbacks: MakeCallbacks) -> FedkeepError | None:
-    """Run one experiment in this process; the history stays in its folder, only an error is returned."""
+def _load(path: Path) -> Outcome:
     try:
-        run(Experiment.from_dict(experiment), path, make_callbacks())
+        return load_run(path)
     except FedkeepError as error:
         return error
-    return None

@@ -21,7 +21,7 @@ from fedkeep.engine import device, setup
 from fedkeep.engine.local import ClientResult, LocalTraining
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError
-from fedkeep.flower import messages, records
+from fedkeep.flower import messages, privacy_mods, records
 from fedkeep.flower.client_state import ClientStates, open_states
 from fedkeep.flower.messages import TrainRequest
 from fedkeep.method import FedAvg
@@ -62,6 +62,7 @@ class Node:
     data_fn: DataFn
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy
     report_loss: bool = False
+    privacy_mods: tuple[str, ...] = ()  # names of Flower's privacy mods around training
 
     def client_id(self, context: Context) -> int:
         """Return which client this node is: `client-id` of its config, or Flower's usual `partition-id`."""
@@ -102,12 +103,13 @@ class Node:
         states = open_states(context, request.run, client)
         shared = tree.to(records.from_records(message.content), target)
         trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states)
+        upload = privacy_mods.covered_upload(method, trained.upload, self.privacy_mods)
         if trained.client:
             states.save(request.round, tree.to(trained.client, "cpu"), keep=request.state)
             reply["fresh"] = lost_state
         if self.report_loss:
             reply["loss"] = float(trained.losses.double().mean())
-        return Message(records.to_records(trained.upload, reply), reply_to=message)
+        return Message(records.to_records(upload, reply), reply_to=message)
 
     def train_one(
         self,
@@ -209,12 +211,14 @@ def client_app(
     criterion
         The loss of logits and labels, per example.
     mods
-        Flower's mods, applied around training.
+        Flower's mods, applied around training. Privacy mods that do not cover all that a method sends are refused.
     report_loss
         Whether to send the mean training loss as well.
     """
+    names = privacy_mods.mod_names(mods)
+    privacy_mods.require_usable_mods(names, report_loss)
     app = FedkeepClientApp()
-    app.node = node = Node(method, model_fn, data_fn, criterion, report_loss)
+    app.node = node = Node(method, model_fn, data_fn, criterion, report_loss, names)
     app.query(messages.QUERY)(node.query)
     app.train(mods=mods)(node.train)
     return app

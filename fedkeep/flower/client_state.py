@@ -1,8 +1,9 @@
 """State of a stateful method on a node, between a client's visits.
 
 A state is saved under the run, the client and the round that made it. The server decides from which round's state a
-client continues. The state before the newest one is kept too, because the server may have lost the round that made the
-newest. So a repeated round starts from the same state again, whatever happened in between.
+client continues. A few states before the newest one are kept too, because the server may have lost the round that made
+the newest, or may go back to an earlier checkpoint. So a repeated round starts from the same state again, whatever
+happened in between.
 """
 
 from __future__ import annotations
@@ -15,11 +16,24 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Context
 
 from fedkeep import tree
+from fedkeep._util.validate import require_whole
 from fedkeep.errors import RunError
-from fedkeep.runs.files import read_tree, write_tree
+from fedkeep.runs.files import (
+    entries,
+    is_there,
+    make_folder,
+    remove,
+    remove_partial_files,
+    require_real_folder,
+)
+from fedkeep.runs.seals import RUN_ID, damaged
+from fedkeep.runs.trees import is_format_1, read_tree, write_tree
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
+
+KEPT = 4  # states of a client: the server can go back to any of its last three checkpoints
+_STATE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
 
 
 class ClientStates(Protocol):
@@ -30,39 +44,58 @@ class ClientStates(Protocol):
         ...
 
     def save(self, round: int, state: Tree, keep: int) -> None:
-        """Save the state that a round made, and remove the older ones except that of the round `keep`."""
+        """Save the state that a round made, and remove older ones; that of the round `keep` stays."""
         ...
 
 
 class FolderStates:
-    """States as files, written atomically. They survive a restart of the node."""
+    """States as files that only their owner can read, written atomically. They survive a restart of the node."""
 
     def __init__(self, path: Path, run: str, client: int) -> None:
-        if not re.fullmatch(r"[0-9a-f]{8,64}", run):
+        if not isinstance(run, str) or not RUN_ID.fullmatch(run):
             raise RunError(f"{run!r} is not a run id of 8 to 64 hexadecimal digits", key="run", value=run)
-        self.path = path / run / f"client-{client}"
+        self.run, self.client = run, require_whole("client", client, low=0, error=RunError)
+        self.path = path / run / f"client-{self.client}"
 
     def load(self, round: int) -> Tree | None:
         """Return the state that a round made, or None; a damaged file is logged and counts as lost."""
         file = self._file(round)
-        if not file.exists():
+        if not is_there(file):
             return None
         try:
-            return read_tree(file)[0]
+            if is_format_1(file):  # written by an earlier version of fedkeep in the same federation
+                return read_tree(file)[0]
+            state, about = read_tree(file, self.run)
+            if (about.get("client"), about.get("round")) != (self.client, round):
+                raise damaged(
+                    str(file), file.name, f"it is of client {about.get('client')}, round {about.get('round')}"
+                )
         except RunError as error:
             log.warning("%s; this client starts with a new state", error)
             return None
+        return state
 
     def save(self, round: int, state: Tree, keep: int) -> None:
-        """Save the state that a round made, and remove the older ones except that of the round `keep`."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_tree(self._file(round), state, {"round": round})
-        for file in self.path.glob("*.safetensors"):
-            if file not in (self._file(round), self._file(keep)):
-                file.unlink(missing_ok=True)
+        """Save the state that a round made, and remove older ones; that of the round `keep` stays."""
+        file, needed = self._file(round), self._file(keep)
+        self._require_real_folders()
+        make_folder(self.path, private=True)
+        remove_partial_files(self.path)
+        write_tree(file, state, {"client": self.client, "round": round}, self.run, private=True)
+        own = (entry.name for entry in entries(self.path))
+        rounds = sorted(int(match[1]) for name in own if (match := _STATE.fullmatch(name)))
+        for number in rounds[:-KEPT]:
+            if self._file(number) not in (file, needed):
+                remove(self._file(number))
 
     def _file(self, round: int) -> Path:
-        return self.path / f"{round}.safetensors"
+        """Return the file of a round's state. The number comes from the server, so it could be anything."""
+        number = require_whole("state", round, low=0, high=2**63 - 1, error=RunError)
+        return self.path / f"{number}.safetensors"
+
+    def _require_real_folders(self) -> None:
+        for folder in (self.path.parent, self.path):
+            require_real_folder(folder)
 
 
 class ContextStates:
@@ -78,7 +111,7 @@ class ContextStates:
         return tree.from_bytes(data) if isinstance(data, bytes) else None
 
     def save(self, round: int, state: Tree, keep: int) -> None:
-        """Save the state that a round made, and remove the older ones except that of the round `keep`."""
+        """Save the state that a round made, and remove older ones; that of the round `keep` stays."""
         states = self.records.config_records.get(self.name, ConfigRecord())
         older = {key: value for key, value in states.items() if key == str(keep)}
         self.records[self.name] = ConfigRecord({**older, str(round): tree.to_bytes(state)})

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedkeep import tree
 from fedkeep._util.validate import require_whole
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
-from fedkeep.engine import device, provenance, server_hooks, setup
+from fedkeep.engine import device, privacy, provenance, server_hooks, setup
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import DataError, FedkeepError, RunError
@@ -28,7 +28,9 @@ from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.files import EXPERIMENT
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
+from fedkeep.runs.packed import as_table
 from fedkeep.runs.reading import read_experiment
+from fedkeep.runs.releases import RELEASES, Releases
 from fedkeep.runs.server_state import ServerState
 from fedkeep.task import Task, check_forward
 from fedkeep.tree import Tree
@@ -54,6 +56,7 @@ class FederationServer:
     run: str  # the run's id, under which nodes save their states
     state: ServerState
     resumed_from: int = 0  # the last round that was finished before this process started
+    releases: Releases = field(default_factory=Releases)  # of a differentially private run
 
     @property
     def cohort_size(self) -> int:
@@ -73,6 +76,7 @@ class FederationServer:
                 value=settings[fixed[0]],
             )
         self.settings = replace(self.settings, **settings)
+        server_hooks.require_supported(self.method, self.settings, self.n_clients)
 
     def begin(self) -> None:
         """Record the untrained model, unless the run is resumed."""
@@ -98,6 +102,11 @@ class FederationServer:
     def apply(self, server: Tree, record: Record, began: float) -> None:
         """Apply a finished round: replace the server's tree, evaluate, record and save."""
         state, number = self.state, record["round"]
+        if self.settings.private:
+            if record["cohort"]:
+                self.releases.add(number, record["cohort"])
+            record.update(privacy.public_record(record))
+            record["epsilon"] = privacy.epsilon(self.settings, self.releases.cohorts)
         state.server = server
         for client in record["cohort"]:
             state.clients.put(client, {}, number)
@@ -115,7 +124,7 @@ class FederationServer:
         x, y = self.test
         with device.numerics(self.settings, self.task.device, self.threads):
             confusion, loss = evaluate(self.task, self.state.params, x, y, self.inputs)
-        return {"confusion": confusion.tolist(), "test_loss": float(loss) / len(y)}
+        return {"confusion": as_table(confusion.cpu()), "test_loss": float(loss) / len(y)}
 
 
 def build_server(
@@ -127,13 +136,15 @@ def build_server(
     n_classes: int | None,
     run_dir: Any,
     criterion: Callable[[Tensor, Tensor], Tensor],
+    keep: int | None = None,
+    from_round: int | None = None,
 ) -> FederationServer:
     """Build the server of a federation; if `run_dir` already contains the same run, resume it.
 
     The parameters are those of `fedkeep.flower.Strategy`.
     """
     require_whole("num_clients", num_clients, low=1)
-    settings.cohort_size(num_clients)
+    server_hooks.require_supported(method, settings, num_clients)
     target = device.resolve_device(settings.device)
     model = messages.build_model(model_fn, settings.seed)
     data = _load_data(data_fn)
@@ -162,22 +173,31 @@ def build_server(
         state=ServerState(server_hooks.init_server(method, task), history),
     )
     if run_dir:
-        _open_folder(federation, Path(str(run_dir)).expanduser(), data)
+        _open_folder(federation, Path(str(run_dir)).expanduser(), data, keep, from_round)
     else:
         log.warning("no run_dir: nothing is saved, and a server that is restarted begins with round 1")
     return federation
 
 
-def _open_folder(federation: FederationServer, path: Path, data: Dataset | None) -> None:
+def _open_folder(
+    federation: FederationServer, path: Path, data: Dataset | None, keep: int | None, from_round: int | None
+) -> None:
     """Write into this run folder from now on; if it has a checkpoint of the same run, continue from it."""
-    about = _experiment(federation, data)
+    about = {**_experiment(federation, data), "keep": keep}
     if not (path / EXPERIMENT).exists():
         federation.state.folder = RunFolder.create(path, about)
+        federation.releases = Releases(path / RELEASES, federation.run)
         return
     federation.run = _require_same_run(path, about)
-    if federation.state.attach(RunFolder.open(path), ClientStore(), federation.task.device):
+    if federation.state.attach(RunFolder.open(path), ClientStore(), federation.task.device, from_round):
         federation.resumed_from = federation.state.round
         log.warning("resuming %s after round %d", path, federation.state.round)
+    if federation.settings.private:
+        try:
+            federation.releases = Releases(path / RELEASES, federation.run, federation.state.history.records)
+        except RunError:
+            federation.state.close()
+            raise
 
 
 def _require_same_run(path: Path, about: dict[str, Any]) -> str:
@@ -190,15 +210,18 @@ def _require_same_run(path: Path, about: dict[str, Any]) -> str:
         )
     for key in ("method", "train", "seed", "split"):
         ours = {k: v for k, v in about[key].items() if v is not None} if isinstance(about[key], dict) else about[key]
-        if saved[key] != ours and not (key == "train" and _equal_except_rounds(saved[key], ours)):
+        if saved[key] != ours and not (key == "train" and _equal_except_rounds(saved[key], about[key])):
             raise RunError(f"{path} contains a federation with another {key}: choose another run-dir", key=key)
     if made_by["model"] != about["made_by"]["model"]:
         raise RunError(f"{path} contains a federation with another model: choose another run-dir", key="model")
+    provenance.warn_about_changes(path, made_by, about["made_by"])
     return str(made_by["run"])
 
 
-def _equal_except_rounds(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return {**a, "rounds": 0} == {**b, "rounds": 0}
+def _equal_except_rounds(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Compare settings; those that an older version did not record have their defaults."""
+    defaults = {f.name: f.default for f in fields(Settings) if f.name != "seed"}
+    return {**defaults, **saved, "rounds": 0} == {**defaults, **ours, "rounds": 0}
 
 
 def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str, Any]:

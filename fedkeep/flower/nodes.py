@@ -9,38 +9,45 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedkeep.flower import messages, records
+from fedkeep.flower.client_keys import ClientKeys, fingerprint
+from fedkeep.flower.exchange import exchange, fetch_reply
+from fedkeep.flower.update_checks import RejectedUpdate, printable
 
 log = logging.getLogger("fedkeep")
 
 NODE_UNAVAILABLE = 5  # Flower's error code for a node that is no longer connected
+MOST_ALERTS = 100  # kept between two rounds
 
 
 class Nodes:
     """The connected nodes, by client."""
 
-    def __init__(self, n_clients: int, patience: float) -> None:
+    def __init__(self, n_clients: int, patience: float, client_keys: ClientKeys | None = None) -> None:
         self.n_clients, self.patience = n_clients, patience
+        self.client_keys = client_keys or ClientKeys(None, n_clients, None)
+        self.keys: dict[int, str] = {}  # node -> fingerprint of its public key
         self.of_client: dict[int, int] = {}  # client -> node
         self.waiting: dict[int, int] = {}  # node -> its client, while another node is connected as the same client
         self.rejected: dict[int, str] = {}  # node -> why it cannot be a client
         self.busy: dict[int, str] = {}  # node -> id of the message that it has not answered yet
+        self.alerts: list[str] = []  # since the last round: who claimed to be somebody else
 
     def refresh(self, grid: Grid) -> None:
         """Drop the nodes that have disconnected, and ask the new ones for their client id."""
-        present = set(grid.get_node_ids())
+        present = {int(info.node_id): info for info in grid.get_nodes()}
+        self.keys = {node: self.keys.get(node) or fingerprint(one.public_key, node) for node, one in present.items()}
         self.of_client = {client: node for client, node in self.of_client.items() if node in present}
         self.rejected = {node: reason for node, reason in self.rejected.items() if node in present}
         self.busy = {node: message for node, message in self.busy.items() if node in present}
-        for node, client in list(self.waiting.items()):
-            if node not in present or client not in self.of_client:
-                del self.waiting[node]
-                if node in present:
-                    self.of_client[client] = node
-        new = sorted(present - {*self.of_client.values(), *self.rejected, *self.waiting})
+        waiting, self.waiting = self.waiting, {}
+        for node, client in waiting.items():
+            if node in present:
+                self._claim(node, client, again=True)
+        new = sorted(present.keys() - {*self.of_client.values(), *self.rejected, *self.waiting})
         if not new:
             return
         queries = [Message(records.to_records({}), node, f"{MessageType.QUERY}.{messages.QUERY}") for node in new]
-        for reply in grid.send_and_receive(queries, timeout=self.patience):
+        for reply in exchange(grid, queries, self.patience):
             if (node_id := sender(reply, queries)) is not None:
                 self._register(node_id, reply)
 
@@ -54,12 +61,25 @@ class Nodes:
 
     def collect_late(self, grid: Grid) -> list[Message]:
         """Return the replies of busy nodes that have arrived since, and mark those nodes as free."""
-        if not self.busy:
-            return []
-        late = list(grid.pull_messages(list(self.busy.values())))
-        answered = {reply.metadata.reply_to_message_id for reply in late}
-        self.busy = {node: message for node, message in self.busy.items() if message not in answered}
+        late = []
+        for node, message in list(self.busy.items()):
+            try:
+                reply = fetch_reply(grid, message, node)
+            except RejectedUpdate as error:
+                self.alert(f"a late reply of node {node} was dropped: {error}")
+            else:
+                if reply is None:
+                    continue
+                reply.metadata.__dict__["_src_node_id"] = node  # also of an error that the SuperLink reports
+                late.append(reply)
+            del self.busy[node]
         return late
+
+    def alert(self, text: str) -> None:
+        """Log a claim or reply that no honest node makes; the record of the round keeps it."""
+        if text not in self.alerts and len(self.alerts) < MOST_ALERTS:
+            self.alerts.append(text)
+            log.warning("security: %s", text)
 
     def _register(self, node: int, reply: Message) -> None:
         """Store which client a node is, or why it cannot be one."""
@@ -70,12 +90,33 @@ class Nodes:
         config = reply.content.config_records.get(records.CONFIG)
         client = config.get("client") if config is not None else None
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.n_clients:
-            self._reject(node, f"its client-id is {client!r}, but the clients are 0 to {self.n_clients - 1}")
-        elif client in self.of_client:
-            log.warning("node %d has the client-id %d, which node %d has too", node, client, self.of_client[client])
-            self.waiting[node] = client
+            self._reject(
+                node, f"its client-id is {printable(repr(client), 60)}, but the clients are 0 to {self.n_clients - 1}"
+            )
         else:
-            self.of_client[client] = node
+            self._claim(node, client)
+
+    def _claim(self, node: int, client: int, again: bool = False) -> None:
+        """Make a node a client, if it may be that one and no other node is; the owner of the id has precedence."""
+        key, other = self.keys.get(node, f"node:{node}"), self.of_client.get(client)
+        problem = self.client_keys.problem(client, key)
+        if problem is not None:
+            self._reject(node, problem)
+            self.alert(f"node {node} claims to be client {client}: {problem}")
+            return
+        owner = self.client_keys.owns(client, key)
+        if other is not None and not (owner and not self.client_keys.owns(client, self.keys.get(other, ""))):
+            self.waiting[node] = client
+            if not again:
+                self.alert(f"node {node} ({key}) has the client-id {client}, which node {other} has too")
+            return
+        if other is not None:
+            self.alert(f"node {node} ({key}) is client {client} again; node {other} stood in for it")
+            self.waiting[other] = client
+        elif not owner and client in self.client_keys.bound:
+            self.alert(f"node {node} ({key}) stands in for client {client}, whose own node is not connected")
+        self.client_keys.bind(client, key)
+        self.of_client[client] = node
 
     def _reject(self, node: int, reason: str) -> None:
         self.rejected[node] = reason
@@ -91,6 +132,6 @@ def sender(reply: Message, sent: Iterable[Message]) -> int | None:
 
 
 def last_line(reason: str | None) -> str:
-    """Return an error's message without its traceback."""
-    lines = [line.strip() for line in (reason or "no reason given").splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "no reason given"
+    """Return an error's message without its traceback, fit for a log."""
+    lines = [line.strip() for line in (reason or "")[-4000:].splitlines() if line.strip()]
+    return printable(lines[-1], 500) if lines else "no reason given"

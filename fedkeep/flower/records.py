@@ -14,15 +14,14 @@ nothing but weights sends one `ArrayRecord` and one `ConfigRecord` each way, whi
 
 from __future__ import annotations
 
-import io
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from numpy.lib import format as npy
 from torch import Tensor
 
 from fedkeep import tree
@@ -30,7 +29,15 @@ from fedkeep.errors import FedkeepError
 from fedkeep.tree import Tree
 
 CONFIG, LEAVES = "fedkeep", "leaves"
+MAX_AXES = 32  # of an array in a message
+ENTRY = 64  # bytes that an entry of a record counts besides its key and value: many small entries are large too
 _NUMPY = "numpy.ndarray"
+_LARGEST_AXIS = 2**40  # an array without elements can claim any size for its other axes
+# What numpy writes before an array of numbers. Nothing else is read, so that no other parser sees a message.
+_HEADER = re.compile(
+    rb"\{'descr': '(\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248])', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:[0-9]{1,19}, ?)*[0-9]{0,19})\), \} *\n"
+)
 
 
 def to_records(value: Tree, config: Mapping[str, Any] | None = None) -> RecordDict:
@@ -65,12 +72,11 @@ def from_records(content: RecordDict) -> Tree:
 
 
 def size(content: RecordDict) -> int:
-    """Return the size in bytes of a message's arrays and config values, without unpacking them."""
-    arrays = sum(len(a.data) for record in content.array_records.values() for a in record.values())
-    config = sum(
-        len(v) for record in content.config_records.values() for v in record.values() if isinstance(v, bytes | str)
-    )
-    return arrays + config
+    """Return the size in bytes of a message's content, without unpacking it: keys, arrays, lists and single values."""
+    total = 0
+    for name, record in content.items():
+        total += ENTRY + len(name) + sum(ENTRY + len(key) + _value_size(value) for key, value in record.items())
+    return total
 
 
 def to_array(leaf: Tensor) -> Array:
@@ -93,14 +99,9 @@ def from_array(array: Array) -> Tensor:
             value=array.stype,
             valid=[_NUMPY],
         )
-    buffer = io.BytesIO(array.data)
-    try:
-        version = npy.read_magic(buffer)
-        shape, fortran, dtype = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version](buffer)
-    except (ValueError, KeyError, EOFError, SyntaxError) as error:
-        raise FedkeepError(f"an array's header cannot be read: {error}", key="header") from error
-    body = memoryview(array.data)[buffer.tell() :]
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or len(body) != math.prod(shape) * dtype.itemsize:
+    shape, fortran, dtype, start = _read_header(array.data)
+    body = memoryview(array.data)[start:]
+    if len(body) != math.prod(shape) * dtype.itemsize:
         raise FedkeepError(f"an array's header says {dtype} {shape}, but it has {len(body)} bytes", key="header")
     values = np.frombuffer(body, dtype=dtype.newbyteorder("=") if dtype.isnative else dtype)
     ordered = values.reshape(shape, order="F" if fortran else "C")
@@ -119,3 +120,30 @@ def _top_leaves(data: Any) -> dict[str, Tensor]:
         return tree.flatten(tree.from_bytes(data))
     except Exception as error:
         raise FedkeepError(f"{LEAVES} of a message cannot be read: {error}", key=LEAVES) from error
+
+
+def _read_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return an array's shape, order and dtype, and where its values start; raise unless numpy writes such a header."""
+    width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(data[:8])
+    if width is None:
+        raise FedkeepError("an array does not start with the header of a numpy array", key="header")
+    start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+    header = _HEADER.fullmatch(data[8 + width : min(start, 4096)])
+    if header is None:
+        raise FedkeepError("an array's header cannot be read", key="header")
+    shape = tuple(int(size) for size in header[3].replace(b" ", b"").split(b",") if size)
+    if len(shape) > MAX_AXES or max(shape, default=0) > _LARGEST_AXIS:
+        raise FedkeepError(
+            f"an array has {len(shape)} axes, of up to {max(shape)}: at most {MAX_AXES} of {_LARGEST_AXIS} are read",
+            key="header",
+        )
+    return shape, header[2] == b"True", np.dtype(header[1].decode()), start
+
+
+def _value_size(value: Any) -> int:
+    if isinstance(value, Array):
+        return len(value.data) + len(value.dtype) + len(value.stype) + 8 * len(value.shape)
+    if isinstance(value, list):
+        texts = bool(value) and isinstance(value[0], bytes | str)  # the elements of a record's list have one type
+        return sum(map(len, value)) + 8 * len(value) if texts else 8 * len(value)
+    return len(value) if isinstance(value, bytes | str) else 8

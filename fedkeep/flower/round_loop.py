@@ -13,8 +13,10 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedkeep import forgetting, tree
 from fedkeep.errors import FedkeepError, RunError
-from fedkeep.flower import records
+from fedkeep.flower import privacy_mods, records
+from fedkeep.flower.exchange import exchange
 from fedkeep.flower.federation_server import FederationServer
+from fedkeep.flower.nodes import Nodes
 from fedkeep.flower.pending_round import PendingRound, format_failures
 from fedkeep.runs.history import Record
 from fedkeep.tree import Tree
@@ -31,6 +33,13 @@ class RoundLoop(FlowerStrategy):
     pending: PendingRound | None
     timeout: float
     attempts: int
+    equal_weights: bool = False  # a wrapper for differential privacy computes its noise for equal weights
+    nodes: Nodes
+    wrapped: bool = False  # whether one of Flower's wrappers sees every reply first
+
+    def replace_clients(self, failed_too: bool) -> bool:
+        """Ask other clients in place of those whose updates cannot be used; return whether there are any."""
+        raise NotImplementedError
 
     def start(
         self,
@@ -71,7 +80,9 @@ class RoundLoop(FlowerStrategy):
         """
         federation, through, config = self.federation, outer or self, train_config or ConfigRecord()
         federation.retune({**config, **({} if num_rounds is None else {"rounds": num_rounds})})
-        self.timeout = timeout or self.timeout
+        privacy_mods.require_covered(through, federation.method, federation.settings)
+        self.equal_weights = privacy_mods.is_privacy_wrapper(through)
+        self.timeout, self.wrapped = timeout or self.timeout, through is not self
         through.summary()
         state = federation.state
         if initial_arrays is not None and not state.history.records:
@@ -85,6 +96,7 @@ class RoundLoop(FlowerStrategy):
                 log.info(format_round(record, federation.settings.rounds))
                 self._add_metrics(result, record, evaluate_fn)
                 self._evaluate_on_nodes(result, through, grid, evaluate_config or ConfigRecord())
+            state.finish("finished")
         finally:
             state.close()
         result.arrays = federation.state_dict()
@@ -103,6 +115,7 @@ class RoundLoop(FlowerStrategy):
         pending, federation = self.pending, self.federation
         if pending is None or pending.server is None:
             raise FedkeepError("there is no aggregated round to apply: call aggregate_train first")
+        pending.alerts, self.nodes.alerts = [*self.nodes.alerts, *pending.alerts], []
         record = pending.record(federation.settings.lr_in(pending.number))
         server = pending.server
         if arrays is not None:
@@ -113,15 +126,27 @@ class RoundLoop(FlowerStrategy):
         return record
 
     def _run_round(self, through: FlowerStrategy, grid: Grid, config: ConfigRecord) -> Record:
-        """Run one round, with another attempt while too few clients reply; a round is applied completely or not."""
-        number, wrapped = self.federation.state.round + 1, through is not self
-        for _ in range(self.attempts):
-            arrays = self.arrays() if wrapped else ArrayRecord()
+        """Run one round, with another attempt while too few clients reply; a round is applied completely or not.
+
+        Clients whose updates were rejected are replaced by others at once, those that do not reply after all attempts.
+        """
+        number, tries = self.federation.state.round + 1, 0
+        while True:
+            arrays = self.arrays() if self.wrapped else ArrayRecord()
             messages = list(through.configure_train(number, arrays, config, grid))
-            replies = list(grid.send_and_receive(messages, timeout=self.timeout)) if messages else []
+            replies = exchange(grid, messages, self.timeout)
+            if self.wrapped and self.pending is not None:
+                replies = self.pending.screen(replies, self.nodes)
             aggregated, _ = through.aggregate_train(number, replies)
             if aggregated is not None:
-                return self.commit(aggregated if wrapped else None)
+                uploads = self.pending.uploads.values() if self.pending else ()
+                privacy_mods.require_covered_uploads(through, self.federation.method, uploads)
+                return self.commit(aggregated if self.wrapped else None)
+            tries += 1
+            if self.replace_clients(failed_too=tries >= self.attempts):
+                tries = 0
+            elif tries >= self.attempts:
+                break
         failures = self.pending.failure_summary() if self.pending else ""
         raise RunError(
             f"round {number} failed: too few clients replied in {self.attempts} attempts ({failures}); earlier rounds "
@@ -135,7 +160,7 @@ class RoundLoop(FlowerStrategy):
         number = self.federation.state.round
         messages = list(through.configure_evaluate(number, ArrayRecord(), config, grid))
         if messages:
-            replies = grid.send_and_receive(messages, timeout=self.timeout)
+            replies = exchange(grid, messages, self.timeout)
             metrics = through.aggregate_evaluate(number, replies)
             result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
 
@@ -167,9 +192,12 @@ def format_round(record: Record, rounds: int) -> str:
     >>> record = {"round": 2, "cohort": [0, 1], "skipped": [], "confusion": [[3, 1], [0, 4]], "failed": {"2": "gone"}}
     >>> format_round(record, 5)
     'round 2 of 5: 2 clients (client 2: gone), accuracy 0.875'
+    >>> format_round({**record, "epsilon": 3.21987, "failed": {}}, 5)
+    'round 2 of 5: 2 clients, accuracy 0.875, epsilon 3.22'
     """
     lost_state = ", ".join(str(client) for client in record.get("fresh", []))
     remarks = [format_failures(record.get("failed", {})), f"without their state: {lost_state}" if lost_state else ""]
     in_brackets = f" ({'; '.join(remark for remark in remarks if remark)})" if any(remarks) else ""
     accuracy = f", accuracy {float(forgetting.accuracy(record['confusion'])):.3f}" if "confusion" in record else ""
-    return f"round {record['round']} of {rounds}: {len(record['cohort'])} clients{in_brackets}{accuracy}"
+    epsilon = f", epsilon {record['epsilon']:.2f}" if "epsilon" in record else ""
+    return f"round {record['round']} of {rounds}: {len(record['cohort'])} clients{in_brackets}{accuracy}{epsilon}"

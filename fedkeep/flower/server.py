@@ -21,10 +21,15 @@ from fedkeep.method import FedAvg
 CONFIG_ARGUMENTS = {  # keys of the app's config, and the arguments of Strategy that they set
     "num-clients": "num_clients",
     "run-dir": "run_dir",
+    "keep": "keep",
+    "from-round": "from_round",
     "round-timeout": "timeout",
     "min-replies": "min_replies",
     "attempts": "attempts",
     "patience": "patience",
+    "max-examples": "max_examples",
+    "client-keys": "client_keys",
+    "trial": "trial",
 }
 
 
@@ -54,8 +59,8 @@ def server_app(
         Returns one of Flower's wrappers around the strategy, for example for differential privacy.
     **options
         Other arguments of `Strategy`, and the settings of `fedkeep.simulate`. The app's config takes precedence:
-        `num-clients`, `run-dir`, `round-timeout`, `min-replies`, `attempts`, `patience`, `seed`, and the tables
-        `method` and `train`.
+        `num-clients`, `run-dir`, `keep`, `from-round`, `round-timeout`, `min-replies`, `attempts`, `patience`,
+        `max-examples`, `client-keys`, `trial`, `seed`, and the tables `method` and `train`.
     """
     app = ServerApp()
 

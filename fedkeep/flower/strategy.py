@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Unpack, cast
 
 import torch
@@ -19,18 +20,21 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedkeep import losses, tree
-from fedkeep._util.validate import require_number
-from fedkeep.data.seeds import sample_cohort
-from fedkeep.engine import device, server_hooks
+from fedkeep._util.validate import require_number, require_whole
+from fedkeep.data import seeds
+from fedkeep.engine import device, privacy, robust, server_hooks
 from fedkeep.engine.settings import SettingsDict
-from fedkeep.errors import FedkeepError
-from fedkeep.flower import messages, records, update_checks
+from fedkeep.errors import ConfigError, FedkeepError, MethodError
+from fedkeep.flower import messages, records
+from fedkeep.flower.client_keys import ClientKeys
+from fedkeep.flower.evaluation_replies import average_metrics
 from fedkeep.flower.federation_server import build_server
 from fedkeep.flower.messages import TrainRequest
 from fedkeep.flower.nodes import Nodes
 from fedkeep.flower.pending_round import PendingRound
 from fedkeep.flower.round_loop import RoundLoop
-from fedkeep.flower.update_checks import Limits
+from fedkeep.flower.trial import Trial, outlier
+from fedkeep.flower.update_checks import ExpectedUpload, Limits, RejectedUpdate, printable
 from fedkeep.method import FedAvg
 from fedkeep.tree import Tree
 
@@ -57,6 +61,10 @@ class Strategy(RoundLoop):
         The number of classes; needed without `data_fn`.
     run_dir
         The run folder. Every round is saved there; if it already contains this run, the run is resumed.
+    keep
+        How many checkpoints stay in the run folder; by default 3.
+    from_round
+        Go back to the checkpoint of this round and repeat the later ones.
     criterion
         The loss of logits and labels, per example.
     timeout
@@ -69,6 +77,13 @@ class Strategy(RoundLoop):
         Seconds to wait for clients to connect.
     limits
         Updates beyond these limits are rejected.
+    max_examples
+        The largest number of examples that a client can have; an update that claims more is rejected.
+    client_keys
+        Which node may be which client: "connected", "first", or a file of the clients' public keys
+        (`fedkeep.flower.client_keys`).
+    trial
+        Whether a round is tried by a client on the server's own test data before it is applied.
     fraction_evaluate
         The share of the connected nodes that run the app's own `@app.evaluate()` after every round.
     run_config
@@ -86,18 +101,25 @@ class Strategy(RoundLoop):
         data_fn: Callable[[], Any] | None = None,
         n_classes: int | None = None,
         run_dir: Any = None,
+        keep: int | None = None,
+        from_round: int | None = None,
         criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
         timeout: float = 600.0,
         min_replies: float | int = 0.5,
         attempts: int = 3,
         patience: float = 120.0,
         limits: Limits | None = None,
+        max_examples: int | None = None,
+        client_keys: Any = None,
+        trial: bool = True,
         fraction_evaluate: float = 0.0,
         run_config: Mapping[str, Any] | None = None,
         **settings: Unpack[SettingsDict],
     ) -> None:
         self.timeout, self.attempts, self.patience = require_number("timeout", timeout, above=0), attempts, patience
         self.min_replies, self.limits = min_replies, limits or Limits()
+        if max_examples is not None:
+            self.limits = replace(self.limits, examples=require_whole("max_examples", max_examples, low=1))
         self.fraction_evaluate = fraction_evaluate
         config = run_config or {}
         self.federation = build_server(
@@ -109,9 +131,19 @@ class Strategy(RoundLoop):
             n_classes=n_classes,
             run_dir=run_dir,
             criterion=criterion,
+            keep=keep,
+            from_round=from_round,
         )
-        self.nodes = Nodes(num_clients, patience)
-        self.upload_spec: update_checks.TreeSpec | None = None  # of the uploads in the last aggregated round
+        if fraction_evaluate and self.federation.settings.private:
+            raise ConfigError(
+                "fraction_evaluate collects metrics of single clients, which differential privacy does not cover",
+                key="fraction_evaluate",
+                value=fraction_evaluate,
+            )
+        folder = self.federation.state.folder
+        keys = ClientKeys(client_keys, num_clients, folder.path if folder else None)
+        self.nodes = Nodes(num_clients, patience, keys)
+        self.trial = Trial(self.federation, self.limits, trains=None if trial else False)
         self.pending = None
 
     def configure_train(
@@ -120,11 +152,9 @@ class Strategy(RoundLoop):
         """Return a message for each of the round's clients that is still missing and can be asked."""
         federation, number = self.federation, self.federation.state.round + 1
         if self.pending is None or self.pending.number != number:
-            sampled = sample_cohort(federation.settings.seed, number, federation.n_clients, federation.cohort_size)
-            self.pending = PendingRound(number, sampled.tolist(), time.perf_counter())
+            self.pending = self._new_round(number)
         pending = self.pending
-        late = self.nodes.collect_late(grid)
-        pending.collect(late, self.nodes, federation.state.params, self.limits, late=True)
+        pending.collect(self.nodes.collect_late(grid), self.nodes, late=True)
         self._wait_for_nodes(pending, grid)
         broadcast = server_hooks.broadcast(federation.method, federation.state.server)
         absent = [k for k in pending.missing() if k not in self.nodes.of_client]
@@ -140,22 +170,39 @@ class Strategy(RoundLoop):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies and aggregate them if there are enough; `commit` applies the result."""
-        pending, federation = self.pending, self.federation
+        pending = self.pending
         if pending is None:
             raise FedkeepError("there is no round to aggregate: call configure_train first")
         received = list(replies)
-        pending.collect(received, self.nodes, federation.state.params, self.limits, late=False)
+        pending.collect(received, self.nodes, bounds=not self.wrapped)  # those for a wrapper were checked before it
         pending.mark_busy(received, self.nodes, self.timeout)
-        for client, error in update_checks.mismatched(pending.uploads, self.upload_spec).items():
-            pending.reject(client, self.nodes, error)
-        valid, needed = len(pending.uploads), pending.needed(self.min_replies)
-        if valid < needed:
-            failures = pending.failure_summary()
-            log.warning("round %d: %d valid replies, %d are needed (%s)", pending.number, valid, needed, failures)
-            return None, None
-        ids = sorted(pending.uploads)
-        pending.server = self._aggregate(pending, ids)
-        return self.arrays(pending.server), MetricRecord({"replies": len(ids)})
+        while len(pending.uploads) >= self._needed(pending):
+            server, problem = self._try_round(pending)
+            if problem is None:
+                pending.server = server
+                return self.arrays(server), MetricRecord({"replies": len(pending.uploads)})
+            self._drop_outlier(pending, problem)
+        valid, needed, failures = len(pending.uploads), self._needed(pending), pending.failure_summary()
+        log.warning("round %d: %d valid replies, %d are needed (%s)", pending.number, valid, needed, failures)
+        return None, None
+
+    def replace_clients(self, failed_too: bool) -> bool:
+        """Put connected clients in the place of those whose updates were rejected; return whether there were any.
+
+        With `failed_too`, clients that did not reply are replaced as well. The order of those who replace others
+        depends on seed and round alone.
+        """
+        pending, federation, nodes = self.pending, self.federation, self.nodes
+        if pending is None:
+            return False
+        order = seeds.generator(seeds.SAMPLING, federation.settings.seed, pending.number, 1)
+        free = [
+            int(k) for k in order.permutation(federation.n_clients) if nodes.of_client.get(int(k), 0) not in nodes.busy
+        ]
+        chosen = pending.replace([k for k in free if k in nodes.of_client], failed_too)
+        if chosen:
+            log.warning("round %d: clients %s are asked in place of others", pending.number, chosen)
+        return bool(chosen)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -168,19 +215,16 @@ class Strategy(RoundLoop):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the metrics of the app's own evaluation, weighted by each node's `num-examples`."""
-        with_metrics = [reply.content.metric_records for reply in replies if reply.has_content()]
-        metrics: list[dict[str, Any]] = [dict(next(iter(one.values()))) for one in with_metrics if one]
-        weights = [float(m.pop("num-examples", 1.0)) for m in metrics]
-        names = [key for key in (metrics[0] if metrics else {}) if all(isinstance(m.get(key), float) for m in metrics)]
-        if not names or not sum(weights) > 0:
-            return None
-        pairs = list(zip(weights, metrics, strict=True))
-        return MetricRecord({key: sum(w * m[key] for w, m in pairs) / sum(weights) for key in names})
+        return average_metrics(replies, self.limits.value)
 
     def summary(self) -> None:
         """Log the method and the number of clients."""
         federation = self.federation
         log.info("%s, %d clients, %d per round", federation.method, federation.n_clients, federation.cohort_size)
+
+    def _needed(self, pending: PendingRound) -> int:
+        """Return how many valid replies the round needs, also for robust averaging."""
+        return max(pending.needed(self.min_replies), self.federation.settings.smallest_cohort)
 
     def _message(self, client: int, broadcast: Tree, config: Mapping[str, Any]) -> Message:
         federation, state = self.federation, self.federation.state
@@ -200,18 +244,45 @@ class Strategy(RoundLoop):
         node, ttl = self.nodes.of_client[client], 2 * self.timeout
         return Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(request.round))
 
-    def _aggregate(self, pending: PendingRound, ids: list[int]) -> Tree:
-        """Return the server's tree after this round; the present one if none of its clients has examples."""
-        federation, server = self.federation, self.federation.state.server
-        if not ids:
+    def _new_round(self, number: int) -> PendingRound:
+        federation = self.federation
+        settings, server = federation.settings, federation.state.server
+        sampled = seeds.sample_cohort(settings.seed, number, federation.n_clients, federation.cohort_size)
+        expected = ExpectedUpload.of(federation.method, federation.task, settings, server, number, self.limits)
+        return PendingRound(number, sampled.tolist(), time.perf_counter(), expected)
+
+    def _try_round(self, pending: PendingRound) -> tuple[Tree, str | None]:
+        """Return the server's tree after this round, and why it must not be applied, or None."""
+        present = self.federation.state.server
+        if not pending.uploads:
             log.warning("round %d: none of the sampled clients has examples; nothing changes", pending.number)
-            return server
-        task = federation.task
-        self.upload_spec = update_checks.tree_spec(pending.uploads[ids[0]])
+            return present, None
+        try:
+            server = self._aggregate(pending)
+        except MethodError:
+            raise
+        except Exception as error:
+            return present, f"it cannot be aggregated: {type(error).__name__}: {printable(error)}"
+        return server, self.trial.problem(server, pending.number)
+
+    def _aggregate(self, pending: PendingRound) -> Tree:
+        """Return the server's tree after this round."""
+        federation, task, ids = self.federation, self.federation.task, sorted(pending.uploads)
         uploads = tree.stack([tree.to(pending.uploads[k], task.device) for k in ids])
+        if self.equal_weights:
+            uploads = robust.with_equal_n(uploads)
         cohort = server_hooks.make_cohort(federation.settings, ids, pending.number)
         with device.numerics(federation.settings, task.device, federation.threads):
-            return server_hooks.aggregate(federation.method, task, server, uploads, cohort)
+            method, settings, source = federation.method, federation.settings, privacy.system_bytes
+            return server_hooks.aggregate(method, task, federation.state.server, uploads, cohort, settings, source)
+
+    def _drop_outlier(self, pending: PendingRound, problem: str) -> None:
+        """Reject the upload that is furthest from the others': with it, the round must not be applied."""
+        client, scores = outlier(pending.uploads, self.federation.state.server)
+        sizes = ", ".join(f"client {k}: {score:.3g}" for k, score in scores.items())
+        pending.alert(f"the round is not applied: {problem}; sizes relative to the median: {sizes}")
+        reason = f"it is the largest of a round that must not be applied: {problem}"
+        pending.reject(client, self.nodes, RejectedUpdate(reason, key="round", value=client))
 
     def _wait_for_nodes(self, pending: PendingRound, grid: Grid) -> None:
         """Wait until enough of the sampled clients are connected; before the first round, all of them."""
@@ -221,7 +292,7 @@ class Strategy(RoundLoop):
             missing = pending.missing()
             connected = [k for k in missing if k in self.nodes.of_client]
             first = self.federation.state.round == self.federation.resumed_from and not pending.failed
-            wanted = len(missing) if first else pending.needed(self.min_replies) - len(pending.uploads)
+            wanted = len(missing) if first else self._needed(pending) - len(pending.uploads)
             if len(connected) >= wanted or time.monotonic() > deadline:
                 return
             self.nodes.rejected.clear()  # a rejected node may have been fixed since

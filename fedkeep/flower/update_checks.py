@@ -1,17 +1,25 @@
-"""Checks of clients' uploads before aggregation, so that one broken node cannot spoil the global model."""
+"""Checks of clients' uploads before aggregation: what cannot be read or no honest client can send is rejected.
+
+The server knows the form of an upload from the method itself, and the meaning of its entries from the method's
+`bounds`. So it needs no other client to judge one: the form comes first, then the numbers.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 
 import torch
 from flwr.app import RecordDict
 
 from fedkeep import tree
+from fedkeep.bounds import Received, broken_bound
+from fedkeep.engine.settings import Settings
+from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import records
+from fedkeep.method import FedAvg
+from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 TreeSpec = tuple[tuple[str, tuple[int, ...], str], ...]  # path, shape and dtype of every leaf
@@ -21,13 +29,25 @@ TreeSpec = tuple[tuple[str, tuple[int, ...], str], ...]  # path, shape and dtype
 class Limits:
     """Upper limits for an update, far above what training produces: only broken or hostile updates exceed them."""
 
-    update: float = 100.0  # how far the weights may move in a round, in multiples of their norm (or of 1, if larger)
-    value: float = 1e9  # the largest absolute value outside the weights, for example of the number of examples
+    update: float = 10.0  # how far the weights may move in a round, in multiples of their norm (or of 1, if larger)
+    value: float = 1e9  # the largest absolute value outside the weights
     models: float = 16.0  # the size of a message, in multiples of the model's size
+    examples: float = 1e9  # the largest number of examples of one client
 
 
 class RejectedUpdate(FedkeepError):  # noqa: N818 (an event, not a mistake of the caller)
     """An update that must not be used. `key` is the leaf, or the limit of the message's size."""
+
+
+def printable(text: object, most: int = 240) -> str:
+    """Return foreign text for a log: one line of at most `most` characters, without control characters.
+
+    >>> printable("one\\n\\x1b[31mred")
+    'one ?[31mred'
+    """
+    line = " ".join(str(text)[: 4 * most].split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def tree_spec(value: Tree) -> TreeSpec:
@@ -40,78 +60,116 @@ def tree_spec(value: Tree) -> TreeSpec:
     return tuple((path, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")) for path, leaf in flat)
 
 
-def unpack_upload(content: RecordDict, params: Tree, limits: Limits) -> Tree:
-    """Return the upload in a reply; raise RejectedUpdate if it is too large or has unusable values."""
-    most = int(limits.models * tree.nbytes(params)) + (1 << 20)
-    if (size := records.size(content)) > most:
-        raise RejectedUpdate(
-            f"it has {size:,} bytes, above the limit of {most:,} (limits.models)", key="limits.models", value=size
+@dataclass(frozen=True)
+class ExpectedUpload:
+    """What the server expects of every upload of one round."""
+
+    form: TreeSpec
+    method: FedAvg
+    task: Task
+    server: Tree  # before the round, on the CPU
+    round: int
+    lr: float
+    epochs: int
+    batch_size: int
+    limits: Limits
+
+    @classmethod
+    def of(
+        cls, method: FedAvg, task: Task, settings: Settings, server: Tree, number: int, limits: Limits
+    ) -> ExpectedUpload:
+        """Return what the server with this tree expects in a round."""
+        return cls(
+            form=tree_spec(upload_form(method, task, server)),
+            method=method,
+            task=task,
+            server=tree.to(server, "cpu"),
+            round=number,
+            lr=settings.lr_in(number),
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            limits=limits,
         )
-    try:
-        upload = records.from_records(content)
-    except FedkeepError as error:
-        raise RejectedUpdate(str(error), key=error.key, value=error.value) from error
-    require_same_weights(upload, params)
-    require_usable_values(upload, params, limits)
-    return upload
 
+    def unpack(self, content: RecordDict, bounds: bool = True) -> Tree:
+        """Return the upload in a reply; raise RejectedUpdate if it cannot be read or must not be used.
 
-def require_same_weights(upload: Tree, params: Tree) -> None:
-    """Raise unless the uploaded weights have the model's names, shapes and dtypes; an upload may have no weights."""
-    if "params" not in upload:
-        return
-    if not isinstance(upload["params"], dict):
-        raise RejectedUpdate("its params are one tensor, not a model's weights", key="params")
-    expected, received = (
-        {path: (shape, dtype) for path, shape, dtype in tree_spec(weights)} for weights in (params, upload["params"])
-    )
-    for path in sorted(expected.keys() | received.keys()):
-        if expected.get(path) != received.get(path):
-            raise _mismatch(f"params/{path}", received.get(path), expected.get(path))
+        Without `bounds`, only the form and the general limits are checked.
+        """
+        try:
+            self._require_size(content)
+            upload = records.from_records(content)
+            self.require_form(upload)
+            self.require_values(upload, bounds)
+        except RejectedUpdate:
+            raise
+        except FedkeepError as error:
+            raise error.converted(RejectedUpdate, printable(error)) from error
+        except Exception as error:  # whatever a reply contains, it is the fault of one node
+            reason = f"it cannot be read ({type(error).__name__}: {printable(error)})"
+            raise RejectedUpdate(reason, key="reply", value=type(error).__name__) from error
+        return upload
 
+    def require_form(self, upload: Tree) -> None:
+        """Raise unless the upload has exactly the names, shapes and dtypes that the method's clients send."""
+        received = tree_spec(upload)
+        if received != self.form:
+            raise _difference(received, self.form)
 
-def require_usable_values(upload: Tree, params: Tree, limits: Limits) -> None:
-    """Raise if a value is NaN or infinite, or above the limits."""
-    for path, leaf in tree.items(upload):
-        if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-            raise RejectedUpdate(f"{path} contains NaN or infinite values", key=path)
-        if not path.startswith("params/") and leaf.numel() and (top := float(leaf.double().abs().max())) > limits.value:
-            raise RejectedUpdate(
-                f"{path} contains {top:.3g}, above the limit of {limits.value:g} (limits.value)", key=path, value=top
-            )
-    if "n" in upload and not (least := float(upload["n"].double().min())) > 0:
-        raise RejectedUpdate(f"n, its number of examples, is {least:g}", key="n", value=least)
-    if "params" in upload:
-        uploaded, own = tree.to(upload["params"], "cpu", torch.float64), tree.to(params, "cpu", torch.float64)
-        gap = tree.sub(uploaded, own)
-        distance, norm = (float(tree.dot(value, value)) ** 0.5 for value in (gap, own))
-        if not distance <= limits.update * max(norm, 1.0):
+    def require_values(self, upload: Tree, bounds: bool = True) -> None:
+        """Raise if a value is NaN or infinite, above the limits, or outside the method's bounds."""
+        limits = self.limits
+        for path, leaf in tree.items(upload):
+            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                raise RejectedUpdate(f"{path} contains NaN or infinite values", key=path)
+            most, name = (limits.examples, "examples") if path == "n" else (limits.value, "value")
+            if path.startswith("params/") or not leaf.numel():
+                continue
+            if (top := float(leaf.double().abs().max())) > most:
+                raise RejectedUpdate(
+                    f"{path} contains {top:.3g}, above the limit of {most:g} (limits.{name})", key=path, value=top
+                )
+        if "params" in upload:
+            self._require_near(upload["params"])
+        broken = broken_bound(self.method.bounds, self.received(upload)) if bounds else None
+        if broken is not None:
+            name, problem = broken
+            raise RejectedUpdate(f"{name} {problem.reason}: no honest client sends that", key=name, value=problem.value)
+
+    def received(self, upload: Tree) -> Received:
+        """Return the upload with what the server knows of its visit."""
+        return Received(upload, self.server, self.method, self.task, self.round, self.lr, self.epochs, self.batch_size)
+
+    def _require_near(self, params: Tree) -> None:
+        distance, norm = distance_between(params, self.server["params"])
+        if not distance <= self.limits.update * max(norm, 1.0):
             raise RejectedUpdate(
                 f"params moved by {distance:.3g}, from a norm of {norm:.3g} (limits.update)",
                 key="params",
                 value=distance,
             )
 
+    def _require_size(self, content: RecordDict) -> None:
+        most = int(self.limits.models * tree.nbytes(self.server["params"])) + (1 << 20)
+        if (size := records.size(content)) > most:
+            raise RejectedUpdate(
+                f"it has {size:,} bytes, above the limit of {most:,} (limits.models)", key="limits.models", value=size
+            )
 
-def mismatched(uploads: Mapping[int, Tree], expected: TreeSpec | None) -> dict[int, RejectedUpdate]:
-    """Return an error for each upload whose structure differs from `expected`, or else from the most common one."""
-    specs = {client: tree_spec(upload) for client, upload in uploads.items()}
-    if expected is None and specs:
-        expected = Counter(specs.values()).most_common(1)[0][0]
-    return {client: _difference(spec, expected or ()) for client, spec in specs.items() if spec != expected}
+
+def distance_between(params: Tree, own: Tree) -> tuple[float, float]:
+    """Return the distance of weights from the server's, and the norm of the server's."""
+    uploaded, own = tree.to(params, "cpu", torch.float64), tree.to(own, "cpu", torch.float64)
+    gap = tree.sub(uploaded, own)
+    return math.sqrt(float(tree.dot(gap, gap))), math.sqrt(float(tree.dot(own, own)))
 
 
 def _difference(received: TreeSpec, expected: TreeSpec) -> RejectedUpdate:
     path = min(set(received) ^ set(expected))[0]
     leaves = [{name: (shape, dtype) for name, shape, dtype in spec} for spec in (received, expected)]
-    return _mismatch(path, leaves[0].get(path), leaves[1].get(path))
-
-
-def _mismatch(
-    path: str, received: tuple[tuple[int, ...], str] | None, expected: tuple[tuple[int, ...], str] | None
-) -> RejectedUpdate:
-    if received is None:
-        return RejectedUpdate(f"{path} is missing", key=path)
-    if expected is None:
-        return RejectedUpdate(f"{path} is not expected in an upload", key=path, value=received)
-    return RejectedUpdate(f"{path} is {received}, expected {expected}", key=path, value=received, valid=[expected])
+    got, wanted, name = leaves[0].get(path), leaves[1].get(path), printable(path, 80)
+    if got is None:
+        return RejectedUpdate(f"{name} is missing", key=name)
+    if wanted is None:
+        return RejectedUpdate(f"{name} is not expected in an upload", key=name, value=got)
+    return RejectedUpdate(f"{name} is {got}, expected {wanted}", key=name, value=got, valid=[wanted])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeep._util.json import to_json
 from fedkeep._util.validate import require_whole
 from fedkeep.engine.simulation import Simulation
 from fedkeep.instruments.study import Options, Result, analyse, parse_study_names
-from fedkeep.runs.files import INSTRUMENTS, write_atomic
 from fedkeep.runs.history import Record
-from fedkeep.runs.reading import read_instruments
+from fedkeep.runs.reading import read_instruments, write_instruments
 
 
 class Every:
@@ -43,4 +41,4 @@ class Every:
 def append_result(run_dir: Path, result: Result) -> None:
     """Append a line to `instruments.jsonl`; lines of this round and later ones, from before a resume, are removed."""
     earlier = [line for line in read_instruments(run_dir) if line["after_round"] < result["after_round"]]
-    write_atomic(run_dir / INSTRUMENTS, b"".join(to_json(line).encode() + b"\n" for line in [*earlier, result]))
+    write_instruments(run_dir, [*earlier, result])

@@ -27,9 +27,10 @@ from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.resume import federation_from_arguments
 from fedkeep.method import FedAvg
+from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.files import CHECKPOINT, CLIENTS, read_tree
-from fedkeep.runs.reading import read_experiment
+from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
+from fedkeep.runs.files import CLIENTS
 from fedkeep.tree import Tree
 
 
@@ -139,13 +140,14 @@ def _from_file(path: Path, about: dict[str, Any]) -> Federation:
 
 def _at_checkpoint(simulation: Simulation, path: Path) -> Simulation:
     """Load the checkpoint into the simulation. The client store reads the run's files and never writes any."""
-    if not (path / CHECKPOINT).exists():
+    experiment = read_experiment_file(path)
+    file = newest_checkpoint(path, experiment.run)
+    if file is None:
         raise RunError(
-            f"{path} has no checkpoint yet, so there is no model to analyse", key=CHECKPOINT, value=str(path)
+            f"{path} has no checkpoint yet, so there is no model to analyse", key="checkpoint", value=str(path)
         )
-    saved, about = read_tree(path / CHECKPOINT)
-    state = simulation.state
-    state.server, state.round = tree.to(saved["server"], simulation.task.device), int(about["round"])
-    state.clients = ClientStore(path / CLIENTS, cache_bytes=1 << 62)
-    state.clients.load_index(saved["clients"])
+    saved, state = read_checkpoint(file, experiment), simulation.state
+    state.server, state.round = tree.to(saved.server, simulation.task.device), saved.round
+    state.clients = ClientStore(path / CLIENTS, cache_bytes=1 << 62, run=experiment.run)
+    state.clients.load_index(saved.clients)
     return simulation

@@ -23,6 +23,7 @@ class FedAvgFinetune(FedAvg):
 
     name: ClassVar[str] = "fedavg_finetune"
     paper: ClassVar[str] = "Aljahdali et al., arXiv 2024"
+    averaged: ClassVar[tuple[str, ...]] = ("params",)
     E_s: int = hyper(20, "maximum server epochs per round", low=0, whole=True, fedavg_at=0, test_value=1)
     batch_size: int = hyper(50, "batch size on the server", low=1, whole=True, test_value=2)
     patience: int = hyper(2, "server epochs without improvement before training stops", low=1, whole=True,

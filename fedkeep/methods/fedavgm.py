@@ -21,6 +21,7 @@ class FedAvgM(FedAvg):
 
     name: ClassVar[str] = "fedavgm"
     paper: ClassVar[str] = "Hsu et al., arXiv 2019"
+    averaged: ClassVar[tuple[str, ...]] = ("params",)
     b: float = hyper(0.7, "share of the velocity kept from round to round", low=0, high=0.999, fedavg_at=0.0,
                      test_value=0.3)  # fmt: skip
 

@@ -25,6 +25,7 @@ class FedCAD(FedAvg):
 
     name: ClassVar[str] = "fedcad"
     paper: ClassVar[str] = "He et al., FL-AAAI 2022"
+    averaged: ClassVar[tuple[str, ...]] = ("params",)
     beta: float = hyper(1.0, "weight of distillation", low=0, fedavg_at=0.0, test_value=0.3)
     tau: float = hyper(1.0, "temperature of both softmaxes", above=0, test_value=3.0)
 

@@ -8,6 +8,7 @@ Choices and deviations: docs/methods/fedcurv.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep.bounds import Received, tolerance
 from fedkeep.method import (
     Batch,
+    Bound,
     ClientState,
     Cohort,
     FedAvg,
@@ -41,6 +44,12 @@ class FedCurv(FedAvg):
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "Shoham et al., NeurIPS workshop 2019"
+    averaged: ClassVar[tuple[str, ...]] = ("params", "u", "v")
+    bounds: ClassVar[Mapping[str, Bound]] = {
+        **FedAvg.bounds,
+        "u": Bound(low=lambda r: tree.map(lambda u: -_largest_part(u), r.server["u"]), high=lambda r: _largest_u(r)),
+        "v": Bound(low=lambda r: _v(r, -1.0), high=lambda r: _v(r, 1.0)),
+    }
     lam: float = hyper(1.0, "weight of the penalty (lambda)", low=0, fedavg_at=0.0, test_value=0.1,
                        warning='a good value for fisher="example" is not one for "batch", whose Fisher information '
                                "is smaller by about the batch size")  # fmt: skip
@@ -101,3 +110,31 @@ class FedCurv(FedAvg):
 
 def _losses(task: Task, params: Params, x: Any, y: Tensor) -> Tensor:
     return task.criterion(task.apply(params, x), y)
+
+
+# Bounds of an honest upload: the client takes back its old part of the sums, and adds a new one that is not negative
+
+
+def _largest_part(u_sum: Tensor) -> Tensor:
+    """Return the sum of all clients' u, which no client's own part exceeds, plus what rounding may have taken."""
+    lost = max(1e-3, 64 * torch.finfo(u_sum.dtype).eps) * u_sum.double().abs().max()
+    return 1.01 * u_sum.double().abs() + lost + 1e-12
+
+
+def _largest_u(received: Received) -> float:
+    """Return ten times the u at which every other client's training becomes unstable: lr 2 lam u = 2 (1 + momentum)."""
+    momentum = float(getattr(received.task.optimizer, "momentum", 0.0))
+    return 10.0 * (1 + momentum) / max(received.lr * float(received.method.lam), 1e-30)
+
+
+def _v(received: Received, sign: float) -> Tree:
+    """Return u w, plus or minus what the part that is taken back adds: v = u w + u_old (w - w_old)."""
+    norm = float(tree.dot(received.server["params"], received.server["params"])) ** 0.5
+
+    def limit(u: Tensor, w: Tensor, u_sum: Tensor) -> Tensor:
+        rounding = tolerance(u, u_sum) * (w.double().abs().max() + max(norm, 1.0))
+        taken_back = _largest_part(u_sum) * (w.double().abs() + 10 * max(norm, 1.0))
+        limits: Tensor = u.double() * w.double() + sign * (taken_back + rounding)
+        return limits
+
+    return tree.map(limit, received.upload["u"], received.upload["params"], received.server["u"])

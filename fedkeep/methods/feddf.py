@@ -25,6 +25,7 @@ class FedDF(FedAvg):
 
     name: ClassVar[str] = "feddf"
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    averaged: ClassVar[tuple[str, ...]] = ()  # each client's model is a teacher
     lr: float = hyper(1e-3, "Adam's learning rate on the server, with cosine decay to 0", above=0, test_value=1e-2)
     batch_size: int = hyper(128, "batch size on the server", low=1, whole=True, test_value=2)
     max_steps: int = hyper(1000, "maximum server steps per round", low=0, whole=True, fedavg_at=0, test_value=3)

@@ -41,6 +41,7 @@ class FedKA(FedAvg):
 
     name: ClassVar[str] = "fedka"
     paper: ClassVar[str] = "Chen et al., ACM MM 2023"
+    averaged: ClassVar[tuple[str, ...]] = ("params",)
     beta: float = hyper(0.01, "weight of the anchor", low=0, test_value=0.1,
                         warning="0.01 diverges in the paper's own CIFAR-10 setting; 0.001 does not")  # fmt: skip
     gamma: float = hyper(0.05, "share of examples below which a class is non-dominant", low=0, high=1, test_value=0.5)

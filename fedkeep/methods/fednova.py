@@ -6,11 +6,13 @@ Choices and deviations: docs/methods/fednova.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeep import tree
-from fedkeep.method import ClientState, Cohort, FedAvg, Params, ServerTree, Upload, Visit
+from fedkeep.bounds import Received
+from fedkeep.method import Bound, ClientState, Cohort, FedAvg, Params, ServerTree, Upload, Visit
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -24,6 +26,11 @@ class FedNova(FedAvg):
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    averaged: ClassVar[tuple[str, ...]] = ()  # each client's weights count by its own tau
+    bounds: ClassVar[Mapping[str, Bound]] = {
+        **FedAvg.bounds,
+        "tau": Bound(low=lambda r: _tau(r, 1 - 1e-3), high=lambda r: _tau(r, 1 + 1e-3)),  # it follows from n
+    }
 
     def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Upload tau_k too."""
@@ -37,3 +44,7 @@ class FedNova(FedAvg):
         p, tau = uploads["n"] / uploads["n"].sum(), uploads["tau"]
         average, step = tree.mean(uploads["params"], p / tau), (p * tau).sum() * (p / tau).sum()
         return {"params": tree.map(lambda w, a: w - step * (w - a), server["params"], average)}
+
+
+def _tau(received: Received, factor: float) -> float:
+    return received.effective_steps * factor

@@ -7,6 +7,7 @@ Choices and deviations: docs/methods/flashback.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from fedkeep import server_training, tree
 from fedkeep.losses import dynamic_alpha, dynamic_kl, masked_mean, not_true_kl
 from fedkeep.method import (
     Batch,
+    Bound,
     ClientState,
     Cohort,
     FedAvg,
@@ -39,6 +41,12 @@ class Flashback(FedAvg):
 
     name: ClassVar[str] = "flashback"
     paper: ClassVar[str] = "Aljahdali et al., arXiv 2024"
+    averaged: ClassVar[tuple[str, ...]] = ()  # each client's model is a teacher
+    bounds: ClassVar[Mapping[str, Bound]] = {
+        **FedAvg.bounds,
+        "mu": Bound(whole=True, low=0, total="n"),
+        "r": Bound(whole=True, low=1, high=lambda r: r.round),  # at most one visit per round
+    }
     gamma: float = hyper(0.025, "share of its label counts that a client adds to the global ones at a visit",
                          above=0, high=1, test_value=0.5)  # fmt: skip
     T: float = hyper(3.0, "temperature of the distilled softmaxes", above=0, test_value=1.0)

@@ -23,6 +23,7 @@ class MOON(FedAvg):
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
+    averaged: ClassVar[tuple[str, ...]] = ("params",)
     mu: float = hyper(1.0, "weight of the contrastive term", low=0, fedavg_at=0.0, test_value=5.0)
     tau: float = hyper(0.5, "temperature of the similarities", above=0, test_value=0.1)
 

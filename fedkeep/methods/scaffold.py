@@ -6,11 +6,16 @@ Choices and deviations: docs/methods/scaffold.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedkeep import tree
+from fedkeep.bounds import Received, tolerance
 from fedkeep.method import (
+    Bound,
     ClientState,
     Cohort,
     FedAvg,
@@ -33,6 +38,11 @@ class Scaffold(FedAvg):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    averaged: ClassVar[tuple[str, ...]] = ("params", "dc")
+    bounds: ClassVar[Mapping[str, Bound]] = {
+        **FedAvg.bounds,
+        "dc": Bound(low=lambda r: _dc(r, -1.0), high=lambda r: _dc(r, 1.0)),  # it follows from the weights and n
+    }
     eta_g: float = hyper(1.0, "global step size", above=0, test_value=0.5)
 
     def init_client(self, task: Task, params: Params) -> ClientState:
@@ -69,3 +79,14 @@ class Scaffold(FedAvg):
         share = len(cohort.ids) / task.n_clients
         c = tree.map(lambda c, dc: c + share * dc, server["c"], tree.mean(uploads["dc"]))
         return {"params": params, "c": c}
+
+
+def _dc(received: Received, sign: float) -> Tree:
+    """Return the dc that the uploaded weights and n imply, plus or minus the error of rounding."""
+    scale = 1 / (received.effective_steps * received.lr)
+
+    def limit(w: Tensor, w_g: Tensor, c: Tensor) -> Tensor:
+        slack = scale * tolerance(w, w_g) + tolerance(c)
+        return scale * (w_g.double() - w.double()) - c.double() + sign * slack
+
+    return tree.map(limit, received.upload["params"], received.server["params"], received.server["c"])

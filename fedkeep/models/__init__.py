@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedkeep._util.rng import seeded
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.text import did_you_mean, format_value, one_line
 from fedkeep._util.validate import require_choice
 from fedkeep.errors import ModelError
 from fedkeep.models.networks import Network, cnn_fedka, cnn_fedntd, cnn_fedssd, mlp
@@ -71,8 +71,14 @@ def build(
                 value=others[option],
                 valid=valid,
             )
-    with seeded(seed, torch.device("cpu")):
-        return REGISTRY[name](input_shape, n_classes, projection=projection, **others)
+    try:
+        with seeded(seed, torch.device("cpu")):
+            return REGISTRY[name](input_shape, n_classes, projection=projection, **others)
+    except (RuntimeError, MemoryError) as error:  # torch could not allocate its weights
+        given = {"projection": projection, **others}
+        raise ModelError(
+            f"{name} cannot be built with {format_value(given)}: {one_line(error)}", key="model", value=name
+        ) from error
 
 
 def options(name: str) -> dict[str, Any]:

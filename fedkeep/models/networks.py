@@ -8,8 +8,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fedkeep._util.text import format_value
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import ModelError
+
+MAX_WIDTH = 2**20  # of a layer
+MAX_LAYERS = 256
 
 
 class Network(nn.Module):
@@ -24,7 +28,7 @@ class Network(nn.Module):
         self.body = body
         self.projection: nn.Module = nn.Identity()
         if projection is not None:
-            require_whole("projection", projection, low=1, error=ModelError)
+            require_whole("projection", projection, low=1, high=MAX_WIDTH, error=ModelError)
             self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection))
             width = projection
         self.classifier = nn.Linear(width, n_classes)
@@ -109,12 +113,14 @@ def _cnn(
 
 def _dense(fan_in: int, hidden: Sequence[int]) -> tuple[list[nn.Module], int]:
     """Return dense layers with ReLU, and the width of their output."""
-    if not isinstance(hidden, Sequence):
+    if not isinstance(hidden, Sequence) or len(hidden) > MAX_LAYERS:
         raise ModelError(
-            f"hidden must be a list of layer widths, such as [512], not {hidden!r}", key="hidden", value=hidden
+            f"hidden must be a list of at most {MAX_LAYERS} layer widths, such as [512], not {format_value(hidden)}",
+            key="hidden",
+            value=hidden,
         )
     for width in hidden:
-        require_whole("hidden", width, low=1, error=ModelError)
+        require_whole("hidden", width, low=1, high=MAX_WIDTH, error=ModelError)
     layers: list[nn.Module] = []
     for wide, narrow in itertools.pairwise([fan_in, *hidden]):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import ModelError
-from fedkeep.models.networks import Network, require_image
+from fedkeep.models.networks import MAX_WIDTH, Network, require_image
 from fedkeep.models.norm import groups
 
 LARGEST_SMALL_IMAGE = 64  # the side of Tiny-ImageNet's images, for which FedGKD's code uses the 3x3 stem too
@@ -121,8 +121,8 @@ def _resnet(
     projection: int | None,
 ) -> Network:
     require_image(input_shape)
-    require_whole("width", width, low=1, error=ModelError)
-    require_whole("channels_per_group", channels_per_group, low=1, error=ModelError)
+    require_whole("width", width, low=1, high=MAX_WIDTH, error=ModelError)
+    require_whole("channels_per_group", channels_per_group, low=1, high=MAX_WIDTH, error=ModelError)
 
     def norm(channels: int) -> nn.Module:
         return nn.GroupNorm(groups(channels, channels_per_group), channels)

@@ -124,8 +124,19 @@ def _phase_details(ranked: list[Group]) -> list[str]:
     return details or ["The phase of a round in which classes are forgotten was not recorded: use eval_local_every=1."]
 
 
+def _privacy(groups: list[Group]) -> list[str]:
+    """Return what the differentially private groups have spent."""
+    spent = {}
+    for group in groups:
+        epsilons = [run.history.epsilon for run in group.runs if run.history.epsilon is not None]
+        if epsilons:
+            delta = group.runs[0].history.about["train"]["dp_delta"]
+            spent[group.label] = f"{group.label}: epsilon {max(epsilons):.2f} at delta {delta:g}"
+    return [f"Differentially private for each client: {join_names(list(spent.values()))}."] if spent else []
+
+
 def _warnings(groups: list[Group]) -> list[str]:
-    warnings = []
+    warnings = _privacy(groups)
     if all(len(g.runs) == 1 for g in groups):
         warnings.append("One seed each: differences may be due to chance. Repeat with, say, --sweep seed=0,1,2.")
     for status, name in (("unfinished", "Not finished"), ("diverged", "Diverged")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,12 +139,13 @@ class Job:
         by_label = {cell.label: cell for cell in todo}
         experiments = {label: cell.experiment for label, cell in by_label.items()}
         folder = self.folder(self.rows[0])  # the same for all selected rows
-        for label, outcome in run_all(experiments, folder, jobs, progress):
-            cell = by_label[label]
-            cells = results.cells[cell.column, cell.row]
-            if isinstance(outcome, Diverged):
-                cells.diverged[cell.seed] = str(outcome)
-            elif isinstance(outcome, FedkeepError):
-                cells.failed[cell.seed] = str(outcome)
-            else:
-                cells.histories[cell.seed] = outcome
+        with closing(run_all(experiments, folder, jobs, progress)) as outcomes:
+            for label, outcome in outcomes:
+                cell = by_label[label]
+                cells = results.cells[cell.column, cell.row]
+                if isinstance(outcome, Diverged):
+                    cells.diverged[cell.seed] = str(outcome)
+                elif isinstance(outcome, FedkeepError):
+                    cells.failed[cell.seed] = str(outcome)
+                else:
+                    cells.histories[cell.seed] = outcome

@@ -21,10 +21,11 @@ Record = dict[str, Any]
 class History:
     """Run history: one record per round, final weights and derived measures.
 
-    A record is a dict of JSON data: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples),
+    A record is a dict: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples),
     `train_loss`, `bytes_down`, `bytes_up`, `seconds`; if the global model was evaluated, `confusion` [true][predicted]
     and `test_loss`; if the local models were evaluated, `local`: `hits` by class (of `total`) and `label_counts` for
-    every client. Record 0 is the untrained model.
+    every client; with differential privacy, `epsilon` so far. Tables of more than 1,024 numbers are numpy arrays,
+    others nested lists. Record 0 is the untrained model.
     """
 
     method: str
@@ -36,11 +37,14 @@ class History:
     saved: int | None = None  # the round of the checkpoint that `params` were read from
     folder: Path | None = None  # the run folder that it was read from
     diverged: str | None = None  # the error message of a diverged run that was read from its folder
+    ended: str | None = None  # why the run ended: "finished" at its last round, or "stopped" by a callback
+    verified: bool = True  # whether every file that it was read from has a checksum; False for runs of format 1
 
     @property
     def finished(self) -> bool:
-        """Whether the last round is recorded."""
-        return bool(self.records) and self.records[-1]["round"] >= self.settings["rounds"]
+        """Whether the run ended: at its last round, or because a callback stopped it."""
+        reached_last = bool(self.records) and self.records[-1]["round"] >= self.settings["rounds"]
+        return self.ended is not None or reached_last
 
     @property
     def model(self) -> nn.Module:
@@ -62,12 +66,17 @@ class History:
     @property
     def class_accuracy(self) -> np.ndarray:
         """[evaluated rounds, classes] of the global model; NaN for classes that are not in the test set."""
-        return forgetting.class_accuracy(self.confusion)
+        return np.array([forgetting.class_accuracy(r["confusion"]) for r in self._evaluated()])
 
     @property
     def accuracy(self) -> np.ndarray:
         """[evaluated rounds] of the global model."""
-        return forgetting.accuracy(self.confusion)
+        return np.array([forgetting.accuracy(r["confusion"]) for r in self._evaluated()])
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon at the delta of the settings, after the last round; None without differential privacy."""
+        return self.records[-1].get("epsilon") if self.records else None
 
     @property
     def initial_class_accuracy(self) -> np.ndarray:

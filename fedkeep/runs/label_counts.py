@@ -15,16 +15,21 @@ import numpy as np
 
 from fedkeep._util.arrays import evenly_spaced
 from fedkeep.data.partition import Partition
-from fedkeep.runs.files import SPLIT, write_atomic
+from fedkeep.errors import RunError
+from fedkeep.runs.experiment_file import read_experiment_file
+from fedkeep.runs.files import SPLIT, is_there, read_bytes, write_atomic
 from fedkeep.runs.history import History, Record
+from fedkeep.runs.seals import damaged, parse_json, seal_json, unseal_json
 
 MAX_CLIENTS = 200
 
 
-def write_label_counts(folder: Path, clients: Partition, y: Any, n_classes: int) -> None:
+def write_label_counts(folder: Path, clients: Partition, y: Any, n_classes: int, run: str | None) -> None:
     """Write the label counts into a run folder unless they are there already."""
-    if not (file := folder / SPLIT).exists():
-        write_atomic(file, json.dumps(count_labels(clients, y, n_classes)).encode())
+    if not is_there(file := folder / SPLIT):
+        counts = count_labels(clients, y, n_classes)
+        data = json.dumps(counts).encode() if run is None else seal_json(counts, run, SPLIT)[0]
+        write_atomic(file, data)
 
 
 def count_labels(clients: Partition, y: Any, n_classes: int, most: int = MAX_CLIENTS) -> dict[str, Any]:
@@ -41,18 +46,30 @@ def count_labels(clients: Partition, y: Any, n_classes: int, most: int = MAX_CLI
 
 def label_counts_of(history: History) -> dict[str, Any] | None:
     """Return the label counts of a run: from its split.json, otherwise from its records, otherwise None."""
-    return (_read(history.folder) if history.folder else None) or _from_records(history.records)
+    return (read_label_counts(history.folder) if history.folder else None) or _from_records(history.records)
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def read_label_counts(folder: Path) -> dict[str, Any] | None:
+    """Return the label counts in a run folder, or None; raise if they are damaged or of another run.
+
+    In a run of format 1, damaged label counts count as missing.
+    """
+    if not is_there(file := folder / SPLIT):
+        return None
+    run = read_experiment_file(folder).run
     try:
-        table = json.loads((folder / SPLIT).read_text())
+        data = read_bytes(file)
+        table = (
+            parse_json(str(file), SPLIT, data) if run is None else unseal_json(str(file), SPLIT, data, run, SPLIT)[0]
+        )
         counts = np.asarray(table["counts"], dtype=int)
         if counts.ndim != 2 or len(counts) != len(table["ids"]):
-            return None
+            raise damaged(str(file), SPLIT, "its counts have another shape")
         return {"clients": int(table["clients"]), "ids": [int(k) for k in table["ids"]], "counts": counts.tolist()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (RunError, ValueError, KeyError, TypeError, OverflowError) as error:
+        if run is None:
+            return None
+        raise error if isinstance(error, RunError) else damaged(str(file), SPLIT, str(error)) from error
 
 
 def _from_records(records: Iterable[Record]) -> dict[str, Any] | None:
@@ -65,4 +82,4 @@ def _from_records(records: Iterable[Record]) -> dict[str, Any] | None:
         return None
     ids = sorted(counts)
     shown = [ids[i] for i in evenly_spaced(len(ids), MAX_CLIENTS)]
-    return {"clients": len(ids), "ids": shown, "counts": [counts[k] for k in shown]}
+    return {"clients": len(ids), "ids": shown, "counts": [np.asarray(counts[k]).tolist() for k in shown]}

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedkeep.errors import RunError
-from fedkeep.runs.files import CHECKPOINT, DIVERGED, EXPERIMENT, FORMAT, INSTRUMENTS, ROUNDS, read_tree
-from fedkeep.runs.history import History, Record
+from fedkeep._util.json import without_nan
+from fedkeep.errors import ForeignFile, RunError
+from fedkeep.runs.checkpoints import (
+    CheckpointHeader,
+    newest_checkpoint,
+    read_header,
+    require_files,
+    require_lines,
+)
+from fedkeep.runs.experiment_file import ExperimentFile, read_experiment_file, require_settings
+from fedkeep.runs.experiment_file import read_experiment as read_experiment
+from fedkeep.runs.experiment_file import require_folder as require_folder
+from fedkeep.runs.files import DIVERGED, ENDED, EXPERIMENT, INSTRUMENTS, ROUNDS, is_there, read_bytes, write_atomic
+from fedkeep.runs.history import History
+from fedkeep.runs.label_counts import read_label_counts
+from fedkeep.runs.records import Lines, read_lines
+from fedkeep.runs.records import read_records as read_records
+from fedkeep.runs.seals import damaged, foreign, parse_json, seal_lines, unseal_json, unseal_lines, unseal_text
+from fedkeep.runs.trees import read_tree
 
 log = logging.getLogger("fedkeep")
 
@@ -39,99 +53,135 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
-def require_folder(path: Path) -> None:
-    """Raise if a folder does not exist, and suggest the closest name."""
-    if path.exists():
-        return
-    siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    hint = f": did you mean {path.parent / close[0]}?" if close else ""
-    raise RunError(f"there is no folder {path}{hint}", key="run", value=str(path), valid=siblings)
-
-
 def read_instruments(run_dir: str | Path) -> list[dict[str, Any]]:
     """Return the results that `Every` wrote into a run folder; an empty list if there are none."""
     path = Path(run_dir) / INSTRUMENTS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not is_there(path):
+        return []
+    run, data = read_experiment_file(Path(run_dir)).run, read_bytes(path)
+    if run is not None:
+        return unseal_lines(path, data, run)
+    lines = enumerate(data.splitlines(), start=1)
+    return [parse_json(f"{path}, line {number}", path.name, line, number) for number, line in lines]
 
 
-def read_experiment(path: Path) -> dict[str, Any]:
-    """Return a run's experiment file as a dict; raise if it is of a newer format."""
-    require_folder(path)
-    if path.is_file():
-        raise RunError(f"{path} is a file, not a run folder", key="run", value=str(path))
-    file = path / EXPERIMENT
-    try:
-        about = tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise RunError(f"{path} is not a run folder: it has no {EXPERIMENT}", key="run", value=str(path)) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RunError(f"{file} cannot be read: {error}", key=EXPERIMENT, value=str(file)) from error
-    if (version := about.get("format")) != FORMAT:
-        raise RunError(
-            f"{file} has format {version!r}; this version of fedkeep reads format {FORMAT}: update fedkeep",
-            key="format",
-            value=version,
-            valid=[FORMAT],
-        )
-    return about
-
-
-def read_records(path: Path, n_bytes: int | None = None) -> list[Record]:
-    """Return the records of rounds.jsonl: those of its first `n_bytes` bytes, or by default all complete lines."""
-    data = path.read_bytes()
-    if n_bytes is not None:
-        if len(data) < n_bytes:
-            raise RunError(
-                f"{path} is truncated: it has {len(data)} bytes, the checkpoint was written after {n_bytes}",
-                key=path.name,
-                value=len(data),
-                valid=[n_bytes],
-            )
-        data = data[:n_bytes]
-    complete, _, _ = data.rpartition(b"\n")
-    records: list[Record] = []
-    for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise RunError(f"{path}, line {number} is damaged: {error}", key=path.name, value=number) from error
-        if len(records) > 1 and records[-1]["round"] != (expected := records[-2]["round"] + 1):
-            raise RunError(
-                f"{path}, line {number} is of round {records[-1]['round']} instead of {expected}",
-                key=path.name,
-                value=records[-1]["round"],
-                valid=[expected],
-            )
-    return records
+def write_instruments(run_dir: Path, results: list[dict[str, Any]]) -> None:
+    """Write the results of all analysed rounds into a run folder."""
+    run, lines = read_experiment_file(run_dir).run, [without_nan(result) for result in results]
+    plain = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    write_atomic(run_dir / INSTRUMENTS, plain if run is None else seal_lines(INSTRUMENTS, lines, run))
 
 
 def saved_round(path: Path) -> int | None:
-    """Return the round of a run's checkpoint, or None if there is none yet."""
-    if not (path / CHECKPOINT).exists():
-        return None
-    return int(read_tree(path / CHECKPOINT)[1]["round"])
+    """Return the round of a run's newest checkpoint, or None if there is none yet."""
+    run = read_experiment_file(path).run
+    file = newest_checkpoint(path, run)
+    return None if file is None else read_header(file, run).round
+
+
+def was_stopped(path: Path) -> bool:
+    """Return whether a callback stopped the run in a folder, and nothing has resumed it since."""
+    run = read_experiment_file(path).run
+    ended, file = _read_ended(path, run), newest_checkpoint(path, run)
+    header = read_header(file, run) if file is not None else None
+    ends = [(ended["round"], ended["reason"])] if ended is not None else []
+    ends += [(header.round, header.ended)] if header is not None else []
+    last = read_bytes(path / ROUNDS).count(b"\n") - 1 if is_there(path / ROUNDS) else -1
+    return (last, "stopped") in ends
 
 
 def load_run(path: str | Path, weights: bool = True) -> History:
     """Return the history of a run as far as it has come. The run may be finished, running or interrupted.
 
-    With `weights=False` the checkpoint is not read, which is faster.
+    A damaged or foreign file raises `RunError`, whose `key` is the file's name. A damaged checkpoint is only reported,
+    because the rounds do not depend on it. With `weights=False` its weights are not read, which is faster.
     """
     path = Path(path)
-    about = read_experiment(path)
-    records = read_records(path / ROUNDS) if (path / ROUNDS).exists() else []
+    experiment = read_experiment_file(path)
+    about = experiment.about
+    require_settings(path, about)
+    ended = _read_ended(path, experiment.run)
+    history = History(about["method"]["name"], _settings(about), about=about, folder=path)
+    header = _read_checkpoint(history, experiment, weights)
+    lines = read_lines(path / ROUNDS, experiment)  # after the checkpoint: a running process writes it last
+    if header is not None:
+        require_lines(lines, header, experiment)
+        require_files(header, experiment)
+    history.records = lines.records
+    reason = _reason(path, lines, ended, header)
+    history.diverged = _read_diverged(path, experiment.run, required=reason == "diverged")
+    history.ended = None if history.diverged else reason
+    if weights and ended is not None and history.saved is not None and history.saved < ended["round"]:
+        log.warning("%s has no checkpoint of its last round; the history is loaded without weights", path)
+        history.params, history.saved = {}, None
+    read_label_counts(path)
+    read_instruments(path)
+    history.verified = experiment.verified and history.verified
+    return history
+
+
+def _settings(about: dict[str, Any]) -> dict[str, Any]:
     settings = {**about["train"], "seed": about["seed"]}
     if ran_with := about.get("made_by", {}).get("engine"):
         settings["engine"] = ran_with  # instead of "auto"
-    history = History(about["method"]["name"], settings, records, about=about, folder=path)
-    if (path / DIVERGED).exists():
-        history.diverged = (path / DIVERGED).read_text(errors="replace").strip()
-    if not weights:
-        return history
+    return settings
+
+
+def _read_checkpoint(history: History, experiment: ExperimentFile, weights: bool) -> CheckpointHeader | None:
+    """Return the newest checkpoint's header, and load its weights into the history; None if there is none to use."""
+    assert history.folder is not None
+    file = newest_checkpoint(history.folder, experiment.run)
+    if file is None:
+        if weights:
+            log.warning("%s has no checkpoint; the history is loaded without weights", history.folder)
+        return None
     try:
-        saved, checkpoint = read_tree(path / CHECKPOINT)
-        history.params, history.saved = saved["server"]["params"], checkpoint["round"]
+        header = read_header(file, experiment.run)
+        if weights:
+            history.params, history.saved = read_tree(file, experiment.run)[0]["server"]["params"], header.round
+        return header
+    except ForeignFile:
+        raise
     except RunError as error:
-        log.warning("%s; the history is loaded without weights", error)
-    return history
+        if not is_there(file):  # a running process has replaced it by a newer one
+            return _read_checkpoint(history, experiment, weights)
+        log.warning("%s; the history is loaded without %s", error, "weights" if weights else "looking at it")
+        history.verified = False
+    return None
+
+
+def _read_ended(path: Path, run: str | None) -> dict[str, Any] | None:
+    file = path / ENDED
+    if run is None or not is_there(file):
+        return None
+    ended, _ = unseal_json(str(file), ENDED, read_bytes(file).removesuffix(b"\n"), run, ENDED)
+    return ended
+
+
+def _reason(path: Path, lines: Lines, ended: dict[str, Any] | None, header: CheckpointHeader | None) -> str | None:
+    """Return why a run ended, or None if it has not: it may have been resumed since, which adds lines."""
+    last = len(lines.records) - 1
+    if ended is not None and ended["round"] > last:
+        raise RunError(
+            f"{path / ROUNDS} is damaged: the run ended after round {ended['round']}, its last line is of round {last}",
+            key=ROUNDS,
+            value=last,
+            valid=[ended["round"]],
+        )
+    if ended is not None and ended["line"] != lines.checks[ended["round"]]:
+        raise damaged(str(path / ENDED), ENDED, "it does not belong to these rounds")
+    if ended is not None and ended["round"] == last:
+        return str(ended["reason"])
+    return header.ended if header is not None and header.round == last else None
+
+
+def _read_diverged(path: Path, run: str | None, required: bool) -> str | None:
+    file = path / DIVERGED
+    if not is_there(file) and not required:
+        return None
+    body, owner = unseal_text(file, read_bytes(file))
+    if run is not None and owner is None:
+        raise damaged(str(file), DIVERGED, "its last line, with the checksum, is missing or was changed")
+    if run is not None and owner != run:
+        raise foreign(str(file), DIVERGED, owner, run)
+    return body.decode(errors="replace").strip()

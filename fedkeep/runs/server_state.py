@@ -28,14 +28,18 @@ class ServerState:
         """The global model's weights."""
         return self.server["params"]  # type: ignore[no-any-return]
 
-    def attach(self, folder: RunFolder, clients: ClientStore, device: torch.device) -> bool:
-        """Write into this folder from now on. If it has a checkpoint, continue from it; return whether it has one."""
+    def attach(
+        self, folder: RunFolder, clients: ClientStore, device: torch.device, from_round: int | None = None
+    ) -> bool:
+        """Write into this folder from now on. If it has a checkpoint, continue from it; return whether it has one.
+
+        With `from_round`, continue from the checkpoint of that round instead of the last one.
+        """
+        saved = folder.restore(clients, from_round)
         self.folder, self.clients = folder, clients
-        saved = folder.restore()
         if saved is None:
             return False
         self.server = tree.to(saved.server, device)
-        self.clients.restore(saved.clients)
         self.round, self.history.records, self.history.params = saved.round, saved.records, self.params
         return True
 
@@ -46,10 +50,17 @@ class ServerState:
         if self.folder is not None:
             self.folder.append(record)
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, ended: str | None = None) -> None:
         """Save the state in the folder, unless this round is saved already."""
         if self.folder is not None and self.folder.last != self.round:
-            self.folder.checkpoint(self.round, self.server, self.clients)
+            self.folder.checkpoint(self.round, self.server, self.clients, ended)
+
+    def finish(self, reason: str) -> None:
+        """Save the state, and record in the history and in the folder that the run ended, and why."""
+        self.checkpoint(ended=reason)
+        self.history.ended = reason
+        if self.folder is not None:
+            self.folder.finish(self.round, reason)
 
     def close(self) -> None:
         """Close the folder, so that other processes can use it."""

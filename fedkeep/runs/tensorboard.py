@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation
 
 FOLDER = "tensorboard"
-_COPIED = ("lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
+_COPIED = ("lr", "train_loss", "test_loss", "epsilon", "bytes_down", "bytes_up", "seconds")
 
 
 class TensorBoard:

@@ -16,14 +16,17 @@ import torch
 
 from fedkeep import tree
 from fedkeep._util.validate import require_choice
+from fedkeep.bounds import broken_bound
 from fedkeep.data.augment import Augment
 from fedkeep.engine.loop import Loop
 from fedkeep.engine.stacked import Stacked
+from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, Cohort, FedAvg, Visit
 from fedkeep.runs.folder import RunFolder
 from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
+from fedkeep.testing.uploads import received_uploads, structure, upload_names
 from fedkeep.tree import Tree
 
 TOLERANCE = 1e-12  # largest relative difference between engines, in float64
@@ -211,6 +214,23 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
         expect.same(results[0], results[1], "another order of the clients gives another result")
 
 
+@_check
+def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """With equal n, every client's averaged entries can be replaced by their mean."""
+    sim = problem.run(method, participation=1.0, rounds=1)
+    jobs = [sim.job(k, 2) for k in range(len(problem.clients))]
+    uploads = sim.engine.train(method.broadcast(sim.server), jobs, 0.1).upload
+    unknown = [entry for entry in method.averaged if entry not in uploads or entry == "n"]
+    expect.true(not unknown, f"`averaged` names {', '.join(unknown)}, which is no entry of the upload or its weight")
+    if "n" in uploads:
+        uploads = {**uploads, "n": torch.ones_like(uploads["n"])}
+    means = {entry: tree.map(lambda t: t.mean(0).expand_as(t), uploads[entry]) for entry in method.averaged}
+    cohort = Cohort(tuple(job.id for job in jobs), 2, 0)
+    results = [method.aggregate(sim.task, sim.server, each, cohort) for each in (uploads, {**uploads, **means})]
+    what = "aggregate uses more of the entries in `averaged` than their mean"
+    expect.same(results[0], results[1], what, tolerance=1e-10)
+
+
 # Hyperparameters
 
 
@@ -285,6 +305,20 @@ def _uploads_are_the_clients_own(method: FedAvg, problem: Problem, expect: Expec
     if "n" in upload:
         own = float(upload["n"]) == len(problem.clients[5])
         expect.true(own, "`n` is not the client's number of examples")
+
+
+@_check
+def _honest_uploads_keep_their_bounds(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    names = upload_names(type(method)(), problem) | upload_names(method, problem)
+    unknown = method.bounds.keys() - FedAvg.bounds.keys() - names
+    expect.true(not unknown, f"bounds are declared for {sorted(unknown)}, which no client uploads")
+    for dtype in ("float64", "float32"):
+        for sim, received in received_uploads(method, problem, participation=1.0, dtype=dtype):
+            broken = broken_bound(method.bounds, received)
+            what = f"{broken[0]} {broken[1].reason}" if broken else ""
+            expect.true(broken is None, f"an honest upload breaks a bound: {what}")
+            form = structure(upload_form(method, sim.task, received.server))
+            expect.true(form == structure(received.upload), "the form of its upload depends on the data")
 
 
 @_check

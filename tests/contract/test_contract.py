@@ -133,6 +133,20 @@ class Silent(FedAvg):
         return super().loss(visit, params, batch)
 
 
+class WeighsClients(FedAvg):
+    averaged = ("params",)
+
+    def finish(self, visit, params, measured):
+        return {"params": params, "n": visit.facts["n"], "tau": visit.facts["steps"]}, visit.client
+
+    def aggregate(self, task, server, uploads, cohort):
+        return {"params": tree.mean(uploads["params"], uploads["n"] * uploads["tau"])}
+
+
+class AveragesUnknown(FedAvg):
+    averaged = ("params", "dc")
+
+
 @pytest.mark.parametrize(
     ("method", "check"),
     [
@@ -153,12 +167,21 @@ class Silent(FedAvg):
         (NotFedAvg(), "fedavg_value_gives_fedavg"),
         (Unchecked(), "hyperparameters_reject_nonsense"),
         (Silent(), "default_differs_from_fedavg"),
+        (WeighsClients(), "averaged_entries_are_averaged"),
+        (AveragesUnknown(), "averaged_entries_are_averaged"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_broken_rule_is_found_and_named(method: FedAvg, check: str) -> None:
     with raises(MethodError, key=check):
         check_method(method, only=[check])
+
+
+@pytest.mark.parametrize("name", ["feddf", "fednova", "flashback"])
+def test_methods_that_declare_nothing_do_more_than_average(problem: Problem, name: str) -> None:
+    declared = type(name, (METHODS[name],), {"averaged": ("params",), "name": name})
+    with raises(MethodError, key="averaged_entries_are_averaged"):
+        CHECKS["averaged_entries_are_averaged"](declared(), problem)
 
 
 def test_hyperparameters_without_bounds_may_be_negative() -> None:

@@ -17,8 +17,8 @@ from support.problems import gap, make_problem
 import fedkeep as fk
 from fedkeep import tree
 from fedkeep.engine.distributed import Ranks, _header, _payload, _tree_from
-from fedkeep.runs.files import CHECKPOINT, read_tree
-from fedkeep.runs.reading import load_run
+from fedkeep.runs.reading import load_run, saved_round
+from fedkeep.runs.trees import read_tree
 
 SCRIPT = """
 import sys, torch
@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 from pathlib import Path
 from support.problems import make_problem
 import fedkeep as fk
-from fedkeep.runs.files import write_tree
+from fedkeep.runs.trees import write_tree
 out = sys.argv[1]
 names = sys.argv[2:]
 for name in names:
@@ -119,7 +119,7 @@ def test_a_rank_that_dies_ends_the_run_and_it_resumes_with_another_number(tmp_pa
     output, _ = process.communicate(timeout=300)
     assert process.returncode != 0
     assert "fedkeep resume" in output, output
-    assert read_tree(tmp_path / "two" / CHECKPOINT)[1]["round"] == 2
+    assert saved_round(tmp_path / "two") == 2
     alone_run("resume", str(tmp_path / "two"))
     assert gap(load_run(alone).params, load_run(tmp_path / "two").params) < 1e-4
 

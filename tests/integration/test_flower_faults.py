@@ -65,7 +65,7 @@ BROKEN = {  # a change of the upload, and the key and value of the error
         "limits.models",
         pytest.approx(2.1e6, rel=0.05),
     ),
-    "no weights": (lambda upload: {"params": torch.zeros(3), "n": upload["n"]}, "params", None),
+    "no weights": (lambda upload: {"params": torch.zeros(3), "n": upload["n"]}, "params", ((3,), "float32")),
 }
 
 

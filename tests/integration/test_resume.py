@@ -28,7 +28,9 @@ from support.runs import (
 
 import fedkeep as fk
 from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.runs.experiment_file import read_experiment
 from fedkeep.runs.files import to_toml
+from fedkeep.runs.seals import seal_text
 
 
 @pytest.mark.parametrize("method", fk.methods.REGISTRY)
@@ -190,6 +192,7 @@ def test_a_finished_run_that_lost_records_is_reported(tmp_path: Path) -> None:
 def test_a_run_of_a_flower_app_is_resumed_by_its_app(tmp_path: Path) -> None:
     interrupt_small(tmp_path)
     file = tmp_path / "experiment.toml"
-    file.write_text(file.read_text().replace('engine = "stacked"', 'engine = "flower"'))
+    changed = file.read_text().replace('engine = "stacked"', 'engine = "flower"').partition("# run")[0]
+    file.write_bytes(seal_text(file.name, changed.encode(), read_experiment(tmp_path)["made_by"]["run"]))
     with raises(ConfigError, key="run_dir", value=str(tmp_path), mentions=["flwr run", "run-dir"]):
         fk.resume(tmp_path)

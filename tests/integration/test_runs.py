@@ -25,7 +25,8 @@ from fedkeep.runs.reading import read_experiment
 def test_the_files_of_a_run_folder_and_running_its_experiment_again(tmp_path: Path) -> None:
     history = run_small(tmp_path / "a", "scaffold")
     assert sorted(p.name for p in (tmp_path / "a").iterdir() if not p.name.startswith(".")) == [
-        "checkpoint.safetensors", "clients", "experiment.toml", "rounds.jsonl", "split.json",
+        "checkpoint-0.safetensors", "checkpoint-2.safetensors", "checkpoint-3.safetensors", "clients", "ended.json",
+        "experiment.toml", "rounds.jsonl", "split.json",
     ]  # fmt: skip
     again = Experiment.load(tmp_path / "a" / "experiment.toml")
     run_experiment(again, tmp_path / "b")
@@ -35,7 +36,9 @@ def test_the_files_of_a_run_folder_and_running_its_experiment_again(tmp_path: Pa
     assert loaded.accuracy.tolist() == history.accuracy.tolist()
     assert loaded.summary()["bytes"] == history.summary()["bytes"]
     about = read_experiment(tmp_path / "a")
-    assert about["format"] == 1
+    assert about["format"] == 2
+    assert loaded.verified
+    assert loaded.ended == "finished"
     assert about["made_by"]["torch"] == str(torch.__version__)
     assert about["made_by"]["engine"] == "stacked"
     assert loaded.settings["engine"] == "stacked"
@@ -43,11 +46,11 @@ def test_the_files_of_a_run_folder_and_running_its_experiment_again(tmp_path: Pa
 
 def test_a_finished_run_is_loaded_not_run_again(tmp_path: Path) -> None:
     first = run_small(tmp_path / "a", "fedavg")
-    before = (tmp_path / "a" / "checkpoint.safetensors").stat().st_mtime_ns
+    before = (tmp_path / "a" / "checkpoint-3.safetensors").stat().st_mtime_ns
     called = []
     again = run_experiment(small_experiment("fedavg"), tmp_path / "a", [lambda s, r: called.append(r)])
     assert not called
-    assert (tmp_path / "a" / "checkpoint.safetensors").stat().st_mtime_ns == before
+    assert (tmp_path / "a" / "checkpoint-3.safetensors").stat().st_mtime_ns == before
     assert same(first.params, again.params)
 
 
@@ -115,6 +118,8 @@ def test_a_diverged_run_is_marked_until_it_is_resumed(tmp_path: Path) -> None:
     assert (group.status, group.last_round) == ("diverged", 1)
     assert not group.finished
     (tmp_path / "a" / "diverged.txt").write_text("an old message")
+    with raises(RunError, key="diverged.txt"):
+        fk.load_run(tmp_path / "a")
     run()
     assert fk.load_run(tmp_path / "a").diverged == message
 
@@ -131,15 +136,15 @@ def test_a_folder_is_locked_by_one_process(tmp_path: Path, forks) -> None:
 def test_a_newer_format_raises(tmp_path: Path) -> None:
     run_small(tmp_path, "fedavg")
     file = tmp_path / "experiment.toml"
-    file.write_text(file.read_text().replace("format = 1", "format = 2"))
-    with raises(RunError, key="format", value=2, valid=[1], mentions=[str(file)]):
+    file.write_text(file.read_text().replace("format = 2", "format = 3").partition("# run")[0])
+    with raises(RunError, key="format", value=3, valid=[1, 2], mentions=[str(file)]):
         fk.resume(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "garbage"])
 def test_a_damaged_checkpoint_is_reported_and_not_changed(tmp_path: Path, damage: str) -> None:
     interrupt_small(tmp_path)
-    file = tmp_path / "checkpoint.safetensors"
+    file = tmp_path / "checkpoint-2.safetensors"
     data = bytearray(file.read_bytes())
     if damage == "truncate":
         data = data[:-10]
@@ -149,7 +154,7 @@ def test_a_damaged_checkpoint_is_reported_and_not_changed(tmp_path: Path, damage
         data = bytearray(b"not a checkpoint")
     file.write_bytes(data)
     lines = (tmp_path / "rounds.jsonl").read_bytes()
-    with raises(RunError, key="checkpoint.safetensors", mentions=[str(file)]):
+    with raises(RunError, key=file.name, mentions=[str(file), f"fedkeep resume {tmp_path} --from-round 0"]):
         fk.resume(tmp_path)
     assert file.read_bytes() == bytes(data)
     assert (tmp_path / "rounds.jsonl").read_bytes() == lines

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -42,6 +43,7 @@ class SuperNode:
     app: ClientApp
     config: dict[str, Any]
     state: RecordDict = field(default_factory=RecordDict)
+    public_key: bytes = b""
     fault: Fault | None = None
     received: list[Message] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
@@ -68,7 +70,7 @@ class MemoryGrid(Grid):
         ids = itertools.count(101, 7)
         self.nodes = {next(ids): node for node in nodes}
         self.run_config = run_config or {}
-        self.late: dict[str, Message] = {}
+        self.late: dict[str, Any] = {}  # message id -> the reply, or a function that returns it
         self._run: Any = None
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
@@ -89,28 +91,31 @@ class MemoryGrid(Grid):
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
 
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=number, public_key=one.public_key) for number, one in self.nodes.items()]
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self.late.pop(key) for key in message_ids if key in self.late]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        assert timeout is not None
-        assert timeout > 0
-        replies = []
+        """Let every node answer at once; a reply waits until it is pulled."""
         for message in messages:
             node = message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = message.object_id
             if node not in self.nodes:
                 lost = Message(Error(5, "node unavailable"), reply_to=message)
                 lost.metadata.__dict__["_src_node_id"] = 1
-                replies.append(lost)
+                self.late[message.object_id] = lost
                 continue
             reply = self.nodes[node].answer(node, through_bytes(message), self.run_config)
             if reply is not None:
-                replies.append(through_bytes(reply))
-        return replies[::-1]  # in no particular order
+                self.late[message.object_id] = reply
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return replies as Flower does: built from the bytes that a node has sent."""
+        replies = [self.late.pop(key) for key in message_ids if key in self.late]
+        return [reply() if callable(reply) else through_bytes(reply) for reply in replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        raise AssertionError("a reply that cannot be read must not concern the others: use fedkeep.flower.exchange")
 
 
 def node(problem: Problem, method, client: int, **config) -> SuperNode:
@@ -134,5 +139,5 @@ def strategy_of(problem: Problem, method, **options) -> Strategy:
         lambda: problem.model,
         num_clients=len(problem.clients),
         data_fn=lambda: problem.data,
-        **{"patience": 0.05, **settings},
+        **{"patience": 0.05, "timeout": 0.3, **settings},
     )

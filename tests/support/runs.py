@@ -19,7 +19,9 @@ from fedkeep import tree
 from fedkeep.errors import RunError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run
-from fedkeep.runs import client_store, files
+from fedkeep.runs import client_store
+from fedkeep.runs.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
+from fedkeep.runs.experiment_file import read_experiment_file
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.reading import read_records
 from support.problems import same
@@ -58,18 +60,33 @@ def interrupt_small(path: Path) -> None:
 
 def assert_same_run(a: Path, b: Path) -> None:
     """Check that two run folders hold the same weights, client states and records, bit for bit."""
-    (one, other) = (files.read_tree(path / "checkpoint.safetensors")[0] for path in (a, b))
-    assert same(one["server"], other["server"])
-    ours, theirs = _client_states(a, one["clients"]), _client_states(b, other["clients"])
+    one, other = read_newest(a), read_newest(b)
+    assert one.round == other.round
+    assert same(one.server, other.server)
+    ours, theirs = _client_states(a, one.clients), _client_states(b, other.clients)
     assert ours.keys() == theirs.keys()
     assert all(same(ours[k], theirs[k]) for k in ours)
     lines = [[{k: v for k, v in r.items() if k != "seconds"} for r in read_records(p / "rounds.jsonl")] for p in (a, b)]
     assert lines[0] == lines[1]
 
 
+def read_newest(path: Path) -> Checkpoint:
+    """Return the newest checkpoint of a run folder."""
+    experiment = read_experiment_file(path)
+    file = newest_checkpoint(path, experiment.run)
+    assert file is not None
+    return read_checkpoint(file, experiment)
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    """Return the contents of all files of a run folder but its lock."""
+    found = (p for p in sorted(path.rglob("*")) if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(path)): p.read_bytes() for p in found}
+
+
 def _client_states(path: Path, index: tree.Tree) -> dict[int, tree.Tree]:
-    store = client_store.ClientStore(path / "clients")
-    store.restore(index)
+    store = client_store.ClientStore(path / "clients", run=read_experiment_file(path).run)
+    store.load_index(index)
     return {k: store[k] for k in store}
 
 
@@ -109,7 +126,7 @@ def _run_until_write(method: str, path: str, event: int) -> None:
 
     os.fsync = die_at(os.fsync, tear=True)
     os.replace = die_at(os.replace)
-    Path.unlink = die_at(Path.unlink)
+    os.unlink = die_at(os.unlink)
     RunFolder.append = die_at(RunFolder.append)
     run_small(path, method)
     os._exit(7)  # it finished: there are no more writes
@@ -122,7 +139,7 @@ def run_with_little_space(path: str, method: str, **train: Any) -> None:
     try:
         run_small(path, method, **train)
     except RunError as error:
-        saved = files.read_tree(Path(path) / "checkpoint.safetensors")[1]["round"]
+        saved = read_newest(Path(path)).round
         sys.exit(0 if error.key == "rounds.jsonl" and f"round {saved}" in str(error) else 3)
     sys.exit(4)
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +12,7 @@ from torch import nn
 import fedkeep as fk
 from fedkeep import optim, tree
 from fedkeep._util import private_apis
-from fedkeep._util.private_apis import is_batched, terminate_workers
+from fedkeep._util.private_apis import is_batched
 from fedkeep.models import to_group_norm
 from fedkeep.task import Task
 
@@ -90,52 +86,6 @@ def test_is_batched_without_torchs_function(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(private_apis, "torch", SimpleNamespace(_C=SimpleNamespace()))
     assert batched_inside_vmap()
     assert not is_batched(torch.ones(2, 3))
-
-
-# processes of a pool
-
-
-def running_pool() -> tuple[ProcessPoolExecutor, list, object]:
-    """Return a pool whose only worker sleeps for a minute, its processes, and the worker's future."""
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-    future = pool.submit(time.sleep, 60)
-    deadline = time.monotonic() + 30
-    while not future.running() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return pool, list(pool._processes.values()), future
-
-
-def test_terminate_workers_ends_a_running_task() -> None:
-    pool, processes, future = running_pool()
-    assert len(processes) == 1
-    began = time.monotonic()
-    terminate_workers(pool)
-    with pytest.raises(BrokenProcessPool):
-        future.result(timeout=30)
-    pool.shutdown()
-    assert time.monotonic() - began < 30
-    assert not processes[0].is_alive()
-
-
-def test_terminate_workers_without_access_to_the_processes_does_nothing() -> None:
-    class WithoutProcesses:
-        """Stands for a pool that hides its processes."""
-
-    terminate_workers(WithoutProcesses())  # type: ignore[arg-type]
-
-
-def test_terminate_workers_prefers_the_public_method() -> None:
-    class Public:
-        """Stands for the pool of Python 3.14."""
-
-        called = False
-
-        def terminate_workers(self) -> None:
-            self.called = True
-
-    pool = Public()
-    terminate_workers(pool)  # type: ignore[arg-type]
-    assert pool.called
 
 
 # torch's modules

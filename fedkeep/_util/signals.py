@@ -1,0 +1,43 @@
+"""Signals that wait for the end of a block."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextmanager
+def delayed() -> Iterator[None]:
+    """Delay signals that a Python function handles until the end of the block; a second one is handled at once.
+
+    No signal gets a handler that had none. Outside of the main thread, where Python handles no signals, this does
+    nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Callable[[int, Any], Any]] = {}
+    pending: list[int] = []
+
+    def wait(number: int, frame: Any) -> None:
+        pending.append(number)
+        if len(pending) > 1:
+            before[number](number, frame)
+
+    for number in _NUMBERS:
+        if callable(handler := signal.getsignal(number)):
+            before[number] = handler
+            signal.signal(number, wait)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is wait:  # a handler that was called may have replaced it
+                signal.signal(number, handler)
+        if len(pending) == 1:
+            before[pending[0]](pending[0], None)

@@ -1,0 +1,64 @@
+"""Form of a method's upload: its names, shapes and dtypes, without a client and without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep import tree
+from fedkeep.errors import MethodError
+from fedkeep.method import Batch, FedAvg, Visit
+from fedkeep.task import Task
+from fedkeep.tree import Tree
+
+
+class _TaskWithoutModel(Task):
+    """A task whose model ignores its inputs, so that hooks can be called without any: all logits are 0."""
+
+    def __init__(self, task: Task) -> None:
+        self.__dict__.update(task.__dict__)
+        self.public = None
+
+    def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
+        """Return logits of 0 that depend on every weight."""
+        zero = sum(((w * 0).sum() for w in tree.leaves(params)), torch.zeros((), device=self.device))
+        return torch.zeros(len(x), self.n_classes, dtype=self.dtype, device=self.device) + zero.to(self.dtype)
+
+    def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
+        """Return (one feature of 0, logits of 0)."""
+        logits = self.apply(params, x, train)
+        return logits[:, :1], logits
+
+
+def upload_form(method: FedAvg, task: Task, server: Tree) -> Tree:
+    """Return an upload of the right form, made by the method's own hooks for a client with one example.
+
+    No value of it means anything.
+    """
+    task = _TaskWithoutModel(task)
+    shared = method.broadcast(server)
+    precise = torch.promote_types(task.dtype, torch.float32)
+    one = torch.ones((), dtype=precise, device=task.device)
+    counts = torch.nn.functional.one_hot(torch.zeros((), dtype=torch.long), task.n_classes).to(one)
+    facts = {"n": one, "steps": one, "effective_steps": one, "label_counts": counts, "lr": one}
+    x, y = torch.zeros(1, 1, dtype=task.dtype, device=task.device), torch.zeros(1, dtype=torch.long, device=task.device)
+    batch: Batch = {"x": x, "y": y, "mask": y == 0, "position": y}
+    try:
+        client = method.init_client(task, shared["params"])
+        local = method.prepare(Visit("prepare", task, shared, client, facts))
+        params = method.start(Visit("start", task, shared, client, facts))
+        if method.uses("annotate"):
+            batch["note"] = method.annotate(Visit("annotate", task, shared, local=local), x, y)
+        measured = {}
+        if method.uses("measure"):
+            measured = method.measure(Visit("measure", task, shared, facts=facts, local=local), params, batch)
+        upload, _ = method.finish(Visit("finish", task, shared, client, facts, local), params, measured)
+    except Exception as error:
+        raise MethodError(
+            f"{method.name}: its upload cannot be computed for one example without a model "
+            f"({type(error).__name__}: {error})",
+            key="finish",
+        ) from error
+    return tree.detach(upload)

@@ -1,0 +1,194 @@
+"""Processes that run experiments, several at a time. A process that dies is replaced, and all end with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep._util.text import one_line
+from fedkeep.engine.simulation import Callback
+from fedkeep.errors import FedkeepError, RunFailed
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.failure import as_failure, process_failure, remove_traceback
+from fedkeep.experiments.run import run
+
+MakeCallbacks = Callable[[], list[Callback]]  # called once per run; with several processes it must be picklable
+SECONDS_TO_END = 30.0  # for a process to save its run, after the signal to end
+
+_ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def run_in_processes(
+    experiments: Mapping[str, Experiment], folder: Path, jobs: int, make_callbacks: MakeCallbacks
+) -> Generator[tuple[str, FedkeepError | None]]:
+    """Run experiments in `jobs` processes; yield each name when its run has ended, with its error if it failed.
+
+    If this generator is closed or ends with an exception, every process saves its run's last round and ends.
+    """
+    waiting = list(experiments)[::-1]
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    workers = [Worker(threads, make_callbacks) for _ in range(min(jobs, len(waiting)))]
+
+    def start_next(worker: Worker) -> None:
+        label = waiting.pop()
+        worker.start(label, experiments[label], folder / label)
+
+    try:
+        for worker in workers:
+            start_next(worker)
+        while running := {worker.pipe: worker for worker in workers if worker.label is not None}:
+            for pipe in wait(list(running)):
+                worker = running[pipe]  # type: ignore[index]
+                yield worker.finish()
+                if waiting:
+                    start_next(worker)
+    finally:
+        _end(workers)
+
+
+class Worker:
+    """A process that runs one experiment after another. A new one takes its place after an unexpected error."""
+
+    def __init__(self, threads: int, make_callbacks: MakeCallbacks) -> None:
+        self.threads, self.make_callbacks = threads, make_callbacks
+        self.process: multiprocessing.process.BaseProcess | None = None
+        self.pipe: Connection
+        self.label: str | None = None  # of the run in progress
+
+    def start(self, label: str, experiment: Experiment, path: Path) -> None:
+        """Start a run."""
+        self.label = label
+        if self.process is None or not self.process.is_alive():
+            self._start_process()
+        with suppress(OSError):  # the process has died: `finish` says so
+            self.pipe.send((experiment.to_dict(), path))
+
+    def finish(self) -> tuple[str, FedkeepError | None]:
+        """Return the name of the run that has ended, and its error."""
+        assert self.label is not None
+        assert self.process is not None
+        label, self.label = self.label, None
+        error: FedkeepError | None
+        try:
+            error = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            error = process_failure(self.process.exitcode)
+        except Exception as problem:  # an error of another package that cannot be sent
+            error = RunFailed(f"it failed with an error that cannot be read ({one_line(problem)})")
+        if isinstance(error, RunFailed) and self.process.is_alive():  # its memory or device may be in a bad state
+            self.close()
+            self.process.join()
+        return label, error
+
+    def close(self) -> None:
+        """Let the process end after its run."""
+        if self.process is not None:
+            self.pipe.close()
+
+    def _start_process(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, self.threads, self.make_callbacks))
+        with _without_interrupts():
+            self.process.start()
+        theirs.close()
+
+
+def _end(workers: list[Worker]) -> None:
+    """End all processes: idle ones now, the others after they have saved their run's last round."""
+    processes = [worker.process for worker in workers if worker.process is not None]
+    for worker in workers:
+        worker.close()
+        if worker.label is not None and worker.process is not None:
+            worker.process.terminate()
+    end = time.monotonic() + SECONDS_TO_END
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold back Ctrl-C here, and in a process that is started meanwhile: while it imports, it would raise there."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# In the process
+
+
+def _serve(pipe: Connection, threads: int, make_callbacks: MakeCallbacks) -> None:
+    """Run the experiments that come through the pipe, until it is closed; send back None or the error of each."""
+    _end_with_parent()
+    torch.set_num_threads(threads)
+    with suppress(EOFError, OSError):
+        while True:
+            experiment, path = pipe.recv()
+            error = _run(experiment, path, make_callbacks)
+            try:
+                pipe.send(error)
+            except (TypeError, AttributeError, ValueError):  # the error holds a value that cannot be sent
+                pipe.send(RunFailed(str(error)))
+
+
+def _run(experiment: dict[str, Any], path: Path, make_callbacks: MakeCallbacks) -> FedkeepError | None:
+    """Run one experiment; the history stays in its folder."""
+    remove_traceback(path)
+    try:
+        run(Experiment.from_dict(experiment), path, make_callbacks())
+    except Exception as error:
+        return as_failure(error, path)
+    return None
+
+
+def _end_with_parent() -> None:
+    """End this process, saving its run, on SIGTERM, SIGHUP and when its parent dies. Ctrl-C is left to the parent."""
+    is_ending = False
+
+    def on_signal(number: int, frame: Any) -> None:
+        nonlocal is_ending
+        if not is_ending:  # a group of processes gets a signal at once, and then the parent's
+            is_ending = True
+            sys.exit(128 + number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_parent() -> None:
+    """Wait for the parent's death, which is seen here on every system; then end this process, however busy it is."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SECONDS_TO_END)
+    os._exit(128 + signal.SIGTERM)

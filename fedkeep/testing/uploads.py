@@ -1,0 +1,46 @@
+"""Honest uploads of a small federation, and what a server knows of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fedkeep import tree
+from fedkeep.bounds import Received
+from fedkeep.engine.simulation import Simulation
+from fedkeep.method import FedAvg
+from fedkeep.testing.problem import Problem
+from fedkeep.tree import Tree
+
+
+def received_uploads(method: FedAvg, problem: Problem, **changes: Any) -> Iterator[tuple[Simulation, Received]]:
+    """Yield every upload of a run of three rounds, as its server receives it."""
+    sim = problem.simulation(method, **changes)
+    settings = sim.settings
+    for number in range(1, settings.rounds + 1):
+        server, uploads = sim.server, sim.train_round(keep_models=True).clients["upload"]
+        for k in range(len(tree.leaves(uploads)[0])):
+            yield (
+                sim,
+                Received(
+                    upload=tree.take(uploads, k),
+                    server=server,
+                    method=method,
+                    task=sim.task,
+                    round=number,
+                    lr=settings.lr_in(number),
+                    epochs=settings.epochs,
+                    batch_size=settings.batch_size,
+                ),
+            )
+        sim.step()
+
+
+def upload_names(method: FedAvg, problem: Problem) -> set[str]:
+    """Return the names of the entries that a client uploads."""
+    return set(next(received_uploads(method, problem))[1].upload)
+
+
+def structure(value: Tree) -> list[Any]:
+    """Return path, shape and dtype of every leaf."""
+    return [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.items(value)]

@@ -1,0 +1,144 @@
+"""Robust averaging and differential privacy in a federation: with real apps and messages, in one process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.errors import raises
+from support.problems import Problem, gap
+
+import fedkeep as fk
+from fedkeep.engine import privacy
+from fedkeep.errors import ConfigError, FedkeepError, MethodError, RunError
+from fedkeep.runs.releases import RELEASES, Releases
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("opacus", reason="the accountant is not installed: pip install 'fedkeep[privacy]'")
+
+from support.flower_grid import MemoryGrid, node, strategy_of
+
+from fedkeep import tree
+from fedkeep.flower import Strategy
+
+DP = {"dp_clip": 0.5, "dp_noise": 1.5}
+
+
+def grid_of(problem: Problem, method) -> MemoryGrid:
+    return MemoryGrid([node(problem, method, k) for k in range(len(problem.clients))])
+
+
+def run(problem: Problem, method, **options) -> Strategy:
+    strategy = strategy_of(problem, method, **options)
+    strategy.start(grid_of(problem, method))
+    return strategy
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("kind", ["median", "trimmed_mean", "clip"])
+def test_robust_averaging_is_that_of_the_simulation(three: Problem, name: str, kind: str) -> None:
+    method = fk.methods.get(name)()
+    simulated = three.run(method, aggregation=kind)
+    assert gap(simulated.server, run(three, method, aggregation=kind).federation.state.server) == 0
+    assert gap(simulated.server, three.run(method).server) > 1e-9
+
+
+def test_a_round_with_too_few_replies_for_robust_averaging_is_not_aggregated(three: Problem) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+    grid.node_of(1).fault = lambda message, work: None
+    strategy = strategy_of(three, fk.methods.FedAvg(), aggregation="median", attempts=1, min_replies=1, timeout=0.1)
+    with raises(RunError, key="round", value=1):
+        strategy.start(grid)
+
+
+def test_with_the_same_noise_a_federation_equals_the_simulation(three: Problem, monkeypatch) -> None:
+    settings = fk.Settings(**{**three.settings, **DP})
+    rounds = iter(range(1, 99))
+
+    def seeded(method, server, uploads, cohort, given, size, source, own=privacy.privatise):
+        assert source is privacy.system_bytes
+        return own(method, server, uploads, cohort, given, size, privacy.seeded_bytes(settings.seed, next(rounds)))
+
+    simulated = three.run(fk.methods.Scaffold(), **DP)
+    monkeypatch.setattr(privacy, "privatise", seeded)
+    strategy = run(three, fk.methods.Scaffold(), **DP)
+    assert gap(simulated.server, strategy.federation.state.server) == 0
+    epsilons = [record.get("epsilon") for record in strategy.federation.state.history.records]
+    assert epsilons == [record.get("epsilon") for record in simulated.history.records]
+
+
+def test_the_noise_of_a_federation_is_new_every_time(three: Problem) -> None:
+    first, second = (run(three, fk.methods.FedAvg(), **DP, rounds=1).federation.state.params for _ in range(2))
+    assert gap(first, second) > 1e-3
+
+
+def test_records_tell_nothing_of_single_clients(three: Problem, tmp_path) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+
+    def far_away(message, work):
+        reply = work()
+        from fedkeep.flower import records
+
+        forged = tree.map(lambda t: t * 1e6, records.from_records(reply.content)["params"])
+        reply.content["params"] = records.to_records({"params": forged})["params"]
+        return reply
+
+    grid.node_of(2).fault = far_away
+    strategy_of(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=tmp_path / "run").start(grid)
+    record = fk.load_run(tmp_path / "run").records[1]
+    assert record["train_loss"] is None
+    assert record["cohort"] == [0, 1]
+    assert record["failed"] == {"2": "no usable update"}
+
+
+def test_going_back_spends_privacy_again(three: Problem, tmp_path) -> None:
+    """The files of round 1 are restored after round 3, as if a server had gone back: rounds 2 and 3 were released."""
+    path = tmp_path / "run"
+    run(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=path)
+    saved = {file: file.read_bytes() for file in path.iterdir() if file.is_file() and file.name != RELEASES}
+    run(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
+    for file, content in saved.items():
+        file.write_bytes(content)
+    records = run(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path).federation.state.history.records
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert records[-1]["epsilon"] == privacy.compute_epsilon(1.5, 1e-5, 4)
+
+
+def test_a_missing_or_damaged_list_of_releases_is_refused(three: Problem, tmp_path) -> None:
+    path = tmp_path / "run"
+    run(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path)
+    whole = (path / RELEASES).read_bytes()
+    (path / RELEASES).write_bytes(whole.replace(b"[0, 1, 2]", b"[0, 1]", 1))
+    with raises(RunError, key=RELEASES, value=1, mentions=[RELEASES]):
+        strategy_of(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
+    (path / RELEASES).write_bytes(whole.splitlines(keepends=True)[0])
+    with raises(RunError, key=RELEASES, value=2):
+        strategy_of(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
+    (path / RELEASES).unlink()
+    with raises(RunError, key=RELEASES, value=1):
+        strategy_of(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
+
+
+def test_a_line_cut_off_by_a_crash_is_dropped(tmp_path) -> None:
+    path = tmp_path / RELEASES
+    Releases(path, "run").add(1, [0, 2])
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"round": 2, "cli')
+    again = Releases(path, "run")
+    assert again.cohorts == [[0, 2]]
+    again.add(2, [1])
+    assert Releases(path, "run").cohorts == [[0, 2], [1]]
+    with raises(RunError, key=RELEASES, value=1):
+        Releases(path, "another run")
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_what_differential_privacy_does_not_cover_is_refused(three: Problem) -> None:
+    with raises(ConfigError, key="fraction_evaluate"):
+        strategy_of(three, fk.methods.FedAvg(), **DP, fraction_evaluate=0.5)
+    with raises(MethodError, key="dp_noise", value="fednova"):
+        strategy_of(three, fk.methods.FedNova(), **DP)
+    with raises(FedkeepError, key="hostile"):
+        strategy_of(three, fk.methods.FedAvg(), aggregation="krum")
+    with raises(MethodError, key="dp_noise"):
+        strategy_of(three, fk.methods.FedNova()).start(MemoryGrid([]), train_config=DP)
