@@ -33,7 +33,7 @@ def join_names(names: Sequence[str]) -> str:
 
 def list_some(names: Sequence[str], most: int = 12) -> str:
     """List names for a message; of many, the first few and their number."""
-    shown = ", ".join(" ".join(str(name).split()) for name in names[:most])
+    shown = ", ".join(" ".join(str(name).split())[:80] for name in names[:most])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown or "none"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep._util.text import format_value, one_line
 from fedkeep._util.validate import require_number
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
@@ -81,9 +82,9 @@ class Partition:
         else:
             if isinstance(clients, Mapping):
                 clients = clients.values()
-            if not isinstance(clients, Iterable):
+            if not isinstance(clients, Iterable) or (hasattr(clients, "ndim") and not clients.ndim):
                 raise PartitionError(
-                    f"clients must be one index array each, not {clients!r}", key="clients", value=clients
+                    f"clients must be one index array each, not {format_value(clients)}", key="clients", value=clients
                 )
             parts = [_to_indices(k, indices) for k, indices in enumerate(clients)]
             if not parts:
@@ -109,9 +110,14 @@ def _to_indices(client: int, indices: Any) -> np.ndarray:
 
     A single number is rejected: a flat array names an owner for each example, which is not a partition.
     """
-    array: np.ndarray = np.asarray(indices)
+    try:
+        array: np.ndarray = np.asarray(indices)
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of unequal length, tensors that are not on the CPU
+        raise PartitionError(
+            f"client {client} must be a flat index array: {one_line(error)}", key="clients", value=indices
+        ) from error
     if array.ndim != 1:
-        shown = f"an array of shape {array.shape}" if array.ndim else repr(array.item())
+        shown = f"an array of shape {array.shape}" if array.ndim else format_value(array.item())
         raise PartitionError(
             f"client {client} must be a flat index array, not {shown}; for an array with the owner of each example use "
             "partition.by_id",

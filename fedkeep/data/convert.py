@@ -23,7 +23,7 @@ def to_inputs(x: Any, key: str) -> Any:
         if not x:
             raise DataError(f"{key} is an empty dict", key=key, value=x)
         return {name: to_inputs(value, f"{key}[{name!r}]") for name, value in x.items()}
-    tensor = x if isinstance(x, Tensor) else _to_tensor(x, key)
+    tensor = _require_dense(x, key) if isinstance(x, Tensor) else _to_tensor(x, key)
     if not tensor.ndim:
         raise DataError(f"{key} must be an array of examples, not a single number", key=key, value=tensor.item())
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -34,7 +34,7 @@ def to_inputs(x: Any, key: str) -> Any:
 
 def to_labels(y: Any, key: str) -> Tensor:
     """Return the classes of the examples as a tensor of whole numbers."""
-    labels = y.detach().cpu() if isinstance(y, Tensor) else _to_tensor(y, key)
+    labels = _require_dense(y, key).detach().cpu() if isinstance(y, Tensor) else _to_tensor(y, key)
     labels = labels.reshape(-1)
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise DataError(
@@ -132,6 +132,12 @@ def is_one_of(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         return np.isin(ids, chosen)
     wanted = set(chosen.tolist())
     return np.fromiter((one in wanted for one in ids.tolist()), bool, len(ids))
+
+
+def _require_dense(x: Tensor, key: str) -> Tensor:
+    if x.layout != torch.strided or x.is_meta or x.is_complex():
+        raise DataError(f"{key} must be a dense tensor of real numbers, not {x.layout}, {x.dtype}", key=key)
+    return x
 
 
 def _to_tensor(x: Any, key: str) -> Tensor:

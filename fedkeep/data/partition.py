@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.validate import require_number, require_whole
+from fedkeep._util.text import one_line
+from fedkeep._util.validate import require_bool, require_number, require_whole
 from fedkeep.data.client_indices import Partition
 from fedkeep.data.convert import as_ids
 from fedkeep.data.seeds import split_rng
@@ -80,10 +81,11 @@ def dirichlet(
     - `even`: clients get equal sizes. The clients' examples, each client's sorted by class, are concatenated and cut
       into parts of equal size, so that surplus examples go to the next client. This also follows FedGKD's code.
     """
-    if even:
+    require_bool("cap", cap, PartitionError)
+    if require_bool("even", even, PartitionError):
         return _with_equal_sizes(dirichlet(y, n_clients, alpha, seed, min_size, cap, tries, group), np.asarray(y))
     y = _to_labels(y, n_clients)
-    require_number("alpha", alpha, above=0, high=1e100, error=PartitionError)
+    require_number("alpha", alpha, above=0, high=1e30, error=PartitionError)
     require_whole("min_size", min_size, low=0, high=_MOST, error=PartitionError)
     require_whole("tries", tries, low=1, high=100_000, error=PartitionError)
     if min_size * n_clients > len(y):
@@ -187,7 +189,11 @@ def summarize_label_counts(counts: np.ndarray) -> str:
 
 
 def _to_labels(y: Any, n_clients: int) -> np.ndarray:
-    labels: np.ndarray = np.asarray(y).reshape(-1)
+    try:
+        labels: np.ndarray = np.asarray(y).reshape(-1)
+        np.unique(labels)  # they must have an order
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise PartitionError(f"y must be one class per example: {one_line(error)}", key="y") from error
     if not len(labels):
         raise PartitionError("y is empty: there are no examples to divide", key="y", value=[])
     if require_whole("n_clients", n_clients, low=1, high=_MOST, error=PartitionError) > len(labels):

@@ -65,6 +65,8 @@ def read_npz(path: Path, options: Options) -> Raw:
             valid=_ARRAYS,
         )
     for name in arrays:
+        if not isinstance(arrays[name], np.ndarray):  # what does not begin as an array does
+            raise DataError(f"{path}: {name} is not an array", key=name)
         if name not in _OPTIONAL and not arrays[name].ndim:
             raise DataError(f"{path}: {name} must be an array of examples, not a single value", key=name)
     return Raw(

@@ -131,7 +131,7 @@ def inputs(table: Table, chosen: Chosen, options: Options, like: Any = None) -> 
 def _one_column(table: Table, name: str, column: Any, options: Options, like: Any) -> Any:
     types = require_package("pyarrow", "reading tables").types
     kind = column.type
-    if types.is_struct(kind) and "bytes" in {kind.field(i).name for i in range(kind.num_fields)}:
+    if types.is_struct(kind) and _is_image(kind):
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
         return decode(_image_structs(table, name, column), len(column), options, shape)
     if types.is_binary(kind) or types.is_large_binary(kind):
@@ -262,6 +262,16 @@ def _column(table: Table, name: str) -> Any:
 def _is_number(kind: Any) -> bool:
     types = require_package("pyarrow", "reading tables").types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _is_image(kind: Any) -> bool:
+    """Return whether a struct has bytes and, if any, a path that is text; where all are empty, its type is null."""
+    types = require_package("pyarrow", "reading tables").types
+    fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    data, path = fields.get("bytes"), fields.get("path")
+    if data is None or not (types.is_binary(data) or types.is_large_binary(data) or types.is_null(data)):
+        return False
+    return path is None or _is_text(path) or bool(types.is_null(path))
 
 
 def _is_text(kind: Any) -> bool:

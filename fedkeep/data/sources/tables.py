@@ -125,7 +125,12 @@ def _read(paths: Sequence[Path], options: Options) -> Table:
             key=str(paths[0]),
             value=[list(table.schema.names) for table in tables],
         )
-    whole = tables[0] if len(tables) == 1 else arrow.concat_tables(tables, promote_options="permissive")
+    try:
+        whole = tables[0] if len(tables) == 1 else arrow.concat_tables(tables, promote_options="permissive")
+    except (arrow.ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"{list_some([str(p) for p in paths])} are not shards of one table: {one_line(error)}", key=str(paths[0])
+        ) from error
     return Table(whole, str(paths[0]), paths[0].parent)
 
 
