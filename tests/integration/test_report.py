@@ -266,7 +266,11 @@ def test_problems_have_their_own_part_of_the_page(tmp_path: Path) -> None:
 def test_a_run_of_1000_classes_is_analysed_quickly_and_its_page_is_small(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     matrices = [np.diag(rng.integers(1, 10, 1000)) + rng.integers(0, 2, (1000, 1000)) for _ in range(3)]
-    local = {"total": [9] * 1000, "label_counts": rng.integers(0, 2, (10, 1000)), "hits": rng.integers(0, 5, (10, 1000))}
+    local = {
+        "total": [9] * 1000,
+        "label_counts": rng.integers(0, 2, (10, 1000)),
+        "hits": rng.integers(0, 5, (10, 1000)),
+    }
     facts = {"cohort": list(range(10)), "bytes_up": 1, "bytes_down": 1, "seconds": 0.1, "local": local}
     lines = [{"round": t, "confusion": matrices[t % 3], **(facts if t else {})} for t in range(61)]
     runs = [History("fedavg", {}, lines, about=experiment(seed=s, rounds=60), folder=tmp_path) for s in range(2)]
