@@ -13,7 +13,7 @@ from support.synthetic import experiment, records, wave
 
 from fedkeep.analysis.compare import comparison_as_data, comparison_as_markdown
 from fedkeep.analysis.export import long_table
-from fedkeep.analysis.grouping import read_runs
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.analysis.sentences import sentences
 from fedkeep.reports.data import page_data
 from fedkeep.reports.page import render

@@ -18,8 +18,8 @@ from support.synthetic import records, wave, write_run
 
 from fedkeep.analysis import compare, significance
 from fedkeep.analysis.compare import comparison_as_data, comparison_as_markdown
-from fedkeep.analysis.grouping import group_runs
 from fedkeep.analysis.groups import Group, Run, rounds_to
+from fedkeep.analysis.run_set import group_runs
 from fedkeep.analysis.sentences import sentences
 from fedkeep.cli import tables
 from fedkeep.errors import FedkeepError

@@ -21,8 +21,8 @@ from support.synthetic import HOSTILE, experiment, hostile_run, records, wave, w
 import fedkeep as fk
 from fedkeep._util.text import printable
 from fedkeep.analysis.anatomy import anatomies, loss_by_class, loss_by_phase
-from fedkeep.analysis.grouping import RunSet, read_runs
 from fedkeep.analysis.groups import Group, Problem, Run
+from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.experiments.build import load_data_and_clients
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run as run_experiment
@@ -274,8 +274,8 @@ def test_a_run_of_1000_classes_is_analysed_quickly_and_its_page_is_small(tmp_pat
     facts = {"cohort": list(range(10)), "bytes_up": 1, "bytes_down": 1, "seconds": 0.1, "local": local}
     lines = [{"round": t, "confusion": matrices[t % 3], **(facts if t else {})} for t in range(61)]
     runs = [History("fedavg", {}, lines, about=experiment(seed=s, rounds=60), folder=tmp_path) for s in range(2)]
-    counts = {"clients": 200, "ids": list(range(200)), "counts": rng.integers(0, 9, (200, 1000)).tolist()}
-    (tmp_path / "split.json").write_text(json.dumps(counts))
+    table = {"clients": 200, "ids": list(range(200)), "counts": rng.integers(0, 9, (200, 1000)).tolist()}
+    (tmp_path / "split.json").write_text(json.dumps(table))
     began = time.process_time()
     page = render(page_data(one_problem(group("fedavg", *runs))))
     assert time.process_time() - began < 10, "about 3 s on an idle machine"

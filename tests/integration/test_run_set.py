@@ -18,7 +18,7 @@ from torch import nn
 import fedkeep as fk
 from fedkeep.analysis.compare import rank_groups
 from fedkeep.analysis.export import long_table, wide_table
-from fedkeep.analysis.grouping import group_runs, read_runs
+from fedkeep.analysis.run_set import group_runs, read_runs
 from fedkeep.cli import app
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment
