@@ -21,6 +21,7 @@ from fedkeep import forgetting as fg
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean, one_line, printable
 from fedkeep.analysis.anatomy import anatomy_of
+from fedkeep.analysis.record_checks import check_records
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.runs.files import ROUNDS, write_atomic
 from fedkeep.runs.history import History, Record
@@ -118,6 +119,7 @@ def _rows_of_run(path: Path, name: str) -> list[Row]:
     history = load_run(path, weights=False)
     if not history.records:
         raise RunError(f"{path / ROUNDS} is missing or empty: there is nothing to export", key=ROUNDS, value=str(path))
+    check_records(history)
     about = {"run": name, "method": history.method, "seed": history.about.get("seed"), "class": None, "client": None}
     return [{**about, **row} for row in _rows(history, path) if np.isfinite(row["value"])]
 

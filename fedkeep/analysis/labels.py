@@ -36,8 +36,7 @@ def set_labels(groups: Sequence[Group]) -> None:
             others = [other for other, its_name in zip(groups, names, strict=True) if its_name == name]
             parts = [] if len({repr(other.setting) for other in others}) == 1 else [_method_name(g), *parts]
         stopped = [] if g.finished else [f"{_STOPPED[g.status]} {g.last_round}"]
-        room = MAX_LABEL - sum(len(part) + 2 for part in stopped)
-        label = clip(f"{name} ({', '.join(parts)})" if parts else name, room)
+        label = clip(f"{clip(name, MAX_PART)} ({', '.join(parts)})" if parts else name, MAX_LABEL)
         label = f"{label} ({stopped[0]})" if stopped else label
         taken[label] = taken.get(label, 0) + 1
         g.label = label if taken[label] == 1 else f"{label} #{taken[label]}"
@@ -58,7 +57,7 @@ def set_titles(problems: Sequence[Problem]) -> None:
 
 
 def _own_name(g: Group) -> str:
-    return clip(printable(g.setting.get("label", _method_name(g))), MAX_LABEL - MAX_PART)
+    return printable(g.setting.get("label", _method_name(g)))
 
 
 def _method_name(g: Group) -> str:

@@ -14,8 +14,8 @@ from fedkeep.cli.options import AsJson, Runs
 from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
-    from fedkeep.analysis.grouping import RunSet
     from fedkeep.analysis.groups import Group
+    from fedkeep.analysis.run_set import RunSet
 
 
 def compare(
@@ -42,7 +42,7 @@ def compare(
 
     Example: fedkeep compare runs/ --against fedavg
     """
-    from fedkeep.analysis.grouping import read_runs
+    from fedkeep.analysis.run_set import read_runs
 
     if target is not None:
         require_number("--target", target, above=0, high=1)

@@ -23,7 +23,7 @@ def report(
 
     Example: fedkeep report runs/ -o report.html
     """
-    from fedkeep.analysis.grouping import read_runs
+    from fedkeep.analysis.run_set import read_runs
     from fedkeep.reports.page import write
 
     for folder in folders:

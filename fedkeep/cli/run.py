@@ -124,8 +124,8 @@ def _any_of(runs: Path, labels: Collection[str]) -> str:
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
-    from fedkeep.analysis.grouping import read_runs
     from fedkeep.analysis.groups import Group
+    from fedkeep.analysis.run_set import read_runs
     from fedkeep.cli import heatmap, tables
 
     if as_json:

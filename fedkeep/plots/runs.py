@@ -15,8 +15,8 @@ import numpy as np
 from fedkeep import forgetting as fg
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.anatomy import loss_by_class
-from fedkeep.analysis.grouping import read_runs
 from fedkeep.analysis.groups import Group, Run
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
 from fedkeep.plots.style import (
     COLOUR_SCALE,

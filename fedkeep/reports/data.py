@@ -21,8 +21,8 @@ from fedkeep._util.text import printable
 from fedkeep._util.version import __version__
 from fedkeep.analysis.anatomy import Anatomy
 from fedkeep.analysis.compare import rank_groups
-from fedkeep.analysis.grouping import RunSet
 from fedkeep.analysis.groups import Group, Problem, Run
+from fedkeep.analysis.run_set import RunSet
 from fedkeep.analysis.sentences import list_names
 from fedkeep.data import partition
 from fedkeep.reports.verdict import reference, verdict

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedkeep.analysis.grouping import RunSet, read_runs
+from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.reports.data import page_data
 from fedkeep.runs.files import write_atomic
 

@@ -64,9 +64,8 @@ def _progress(groups: list[Group]) -> str:
     if len(groups) > 1:
         return f"No run is finished, so nothing is compared yet: {list_names([g.label for g in groups], most=3)}."
     [group] = groups
-    return (
-        f"{group.label} is at {_format_accuracy(group)} accuracy; {group.runs[0].planned_rounds} rounds were planned."
-    )
+    planned = group.runs[0].planned_rounds
+    return f"{group.label} is at {_format_accuracy(group)} accuracy; {planned} rounds were planned."
 
 
 def _accuracies(groups: list[Group]) -> list[str]:

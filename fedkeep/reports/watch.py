@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._util.text import one_line, printable
-from fedkeep.analysis.grouping import read_runs
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.reports.data import page_data
 from fedkeep.reports.page import embed, render

@@ -18,8 +18,8 @@ from support.synthetic import records, wave, write_run
 
 from fedkeep.analysis import compare, significance
 from fedkeep.analysis.compare import comparison_as_data, comparison_as_markdown
-from fedkeep.analysis.grouping import group_runs
 from fedkeep.analysis.groups import Group, Run, rounds_to
+from fedkeep.analysis.run_set import group_runs
 from fedkeep.analysis.sentences import sentences
 from fedkeep.cli import tables
 from fedkeep.errors import FedkeepError
@@ -310,3 +310,91 @@ def test_best_and_second_are_marked_without_colour():
 
 def test_a_single_group_has_no_rank():
     assert "¹" not in printed(100, "", group("a", [0.5]))
+
+
+# Ties, models that learned nothing, and many groups
+
+
+def constant(label: str, predicted: int, seeds: int = 1, share: float = 0.637) -> Group:
+    """A group whose models predict one class, in every round, of two classes with unequal shares."""
+    counts = [round(1000 * share), 1000 - round(1000 * share)]
+    confusion = [[n if c == predicted else 0 for c in range(2)] for n in counts]
+    facts = {"bytes_down": 1, "bytes_up": 1, "seconds": 1.0}
+    lines = [{"round": t, "confusion": confusion, **facts} for t in range(4)]
+    return Group(
+        label, {"method": {"name": label}}, [Run(History("m", {}, lines, about={"seed": s})) for s in range(seeds)]
+    )
+
+
+def test_where_no_model_learned_that_is_the_result():
+    groups = [constant(f"m{k}", 0) for k in range(16)]
+    assert not any(
+        rank for of_measure in compare.rank_groups({g.label: g for g in groups}).values() for rank in of_measure
+    )
+    [line] = sentences(groups)
+    assert "class 0" in line
+    assert "m0" not in line
+    [mixed] = sentences([constant("a", 0), constant("b", 1)])
+    assert "class" in mixed
+    assert "class 0" not in mixed
+    text = printed(100, "", *groups[:3])
+    assert "¹" not in text
+
+
+def test_a_model_that_learned_and_forgot_everything_did_learn():
+    forgot = group("forgot", [0.0, 0.0])
+    assert forgot.learned
+    assert not constant("a", 0).learned
+    below = Group("b", {"method": {"name": "b"}}, [run(0, [0.0, 0.0])])  # always predicts class 1: half is right
+    assert not below.learned
+
+
+def test_a_group_that_learned_nothing_cannot_forget_least():
+    groups = [constant("flat", 0, 3, share=0.5), group("a", [0.5] * 3), group("b", [0.8] * 3)]
+    ranks = compare.rank_groups({g.label: g for g in groups})
+    assert ranks["forgetting"] == {"b": 1, "a": 2}
+    assert ranks["final"]["b"] == 1
+    assert any("flat" in line for line in sentences(groups))
+    assert not any(line.startswith("Least") and "flat" in line for line in sentences(groups))
+
+
+def test_fifteen_equal_groups_are_told_as_equal():
+    equal = [group(f"m{k:02}", [0.6, 0.6, 0.6]) for k in range(15)]
+    lines = sentences(equal)
+    assert "15 " in lines[0]
+    assert "80.0%" in lines[0]
+    assert not any(compare.rank_groups({g.label: g for g in equal}).values())
+    one_below = [*equal, group("low", [0.5, 0.5, 0.5])]
+    first = sentences(one_below)[0]
+    assert "15 " in first
+    assert "low" not in first.split(". ")[0]
+    assert set(compare.rank_groups({g.label: g for g in one_below})["final"].values()) == {1}
+
+
+def test_means_that_differ_by_rounding_are_equal():
+    a, b = group("a", [0.1, 0.2, 0.3]), group("b", [0.3, 0.2, 0.1], seeds=[2, 1, 0])
+    assert a.mean["final"] == pytest.approx(b.mean["final"], abs=1e-12)
+    assert compare.ranks({"a": 0.1 + 0.2, "b": 0.3}, higher=True) == {}
+
+
+def test_more_than_five_groups_are_tested_against_the_baseline():
+    finals = {"fedprox": 0.3, "fedavg": 0.4, "m1": 0.5, "m2": 0.6, "m3": 0.7, "m4": 0.8}
+    groups = [group(name, [a, a + 0.01, a + 0.03]) for name, a in finals.items()]
+    assert compare.default_against(groups[:5]) is None
+    data = comparison_as_data(groups)
+    assert data["against"] == "fedavg"
+    assert {(t["other"], t["measure"]) for t in data["tests"]} == {("fedavg", m) for m in compare.HIGHER_IS_BETTER}
+    lines = sentences(groups)
+    assert "fedavg" in lines[-1]
+    assert "5 comparisons" in lines[-1]
+    assert "m4 " in lines[0]
+    without = [g for g in groups if g.label != "fedavg"]
+    assert compare.default_against([*without, group("a", [0.9] * 3)]) == "a", "the choice does not depend on results"
+    assert len(compare.differences(groups, "final", "m4")) == 5
+
+
+def test_markdown_escapes_what_would_break_the_table():
+    text = comparison_as_markdown([group("a|b\\|<img>", [0.5]), group("c", [0.6])])
+    row = text.splitlines()[2]
+    assert row.startswith("| a\\|b\\\\\\|&lt;img>")
+    assert row.replace("\\\\", "").replace("\\|", "").count("|") == 9

@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import json
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from support.synthetic import HOSTILE, experiment, hostile_run, records, wave, w
 import fedkeep as fk
 from fedkeep._util.text import printable
 from fedkeep.analysis.anatomy import anatomies, loss_by_class, loss_by_phase
-from fedkeep.analysis.grouping import RunSet, read_runs
 from fedkeep.analysis.groups import Group, Problem, Run
+from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.experiments.build import load_data_and_clients
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run as run_experiment
@@ -165,6 +166,25 @@ def test_the_verdict_warns_about_different_settings() -> None:
     assert len(verdict([one, same]).details) == len(verdict([one, other]).details) - 1
 
 
+def test_equal_groups_have_no_winner() -> None:
+    equal = [with_accuracies(name, LOSES) for name in ("fedavg", "fedprox", "fedntd")]
+    headline = verdict(equal).headline
+    assert "3 groups" in headline
+    assert "fedprox" not in headline
+    two = verdict([*equal[1:], with_accuracies("fedavg", [START, [0.8, 0.8], [0.0, 0.0]])]).headline
+    assert "fedprox and fedntd " in two
+
+
+def test_where_no_model_learned_the_verdict_says_so() -> None:
+    flat = [START, [1.0, 0.0], [1.0, 0.0]]
+    result = verdict([with_accuracies("fedavg", flat), with_accuracies("fedntd", flat)])
+    assert "class 0" in result.headline
+    assert "fedavg" not in result.headline
+    some = verdict([with_accuracies("fedavg", flat), with_accuracies("fedntd", LOSES), with_accuracies("m", KEEPS)])
+    assert some.headline.startswith("m forgets")
+    assert any(line.endswith(": fedavg.") for line in some.details)
+
+
 def test_a_method_that_ends_at_its_best_has_forgotten_nothing() -> None:
     rising = [START, [0.6, 0.6], [0.8, 0.8]]
     result = verdict([with_accuracies("fedavg", rising)])
@@ -225,6 +245,41 @@ def test_absent_classes_unequal_lengths_and_a_single_evaluated_round(tmp_path: P
     assert short["mean"]["forgetting"] is None
     assert short["drops"]["quartiles"] == [None] * 3
     assert render(data)
+
+
+def test_problems_have_their_own_part_of_the_page(tmp_path: Path) -> None:
+    """FedNTD wins one problem, FedAvg the other; nobody wins both."""
+    for rounds, order in ((4, ("fedavg", "fedntd")), (6, ("fedntd", "fedavg"))):
+        for method, depth in zip(order, (0.6, 0.2), strict=True):
+            write_run(tmp_path / f"{method}-{rounds}", records(wave(0, rounds=rounds, depth=depth)), method=method)
+    data = write([tmp_path], tmp_path / "page.html")
+    assert [p["title"].split(", ")[-1] for p in data["problems"]] == ["4 rounds", "6 rounds"]
+    assert [p["verdict"]["headline"].split()[0] for p in data["problems"]] == ["fedntd", "fedavg"]
+    assert "2 " in data["verdict"]["headline"]
+    assert "fedavg" not in data["verdict"]["headline"]
+    listed = (tmp_path / "page.html").read_text().split('<ol id="problems">')[1].split("</ol>")[0]
+    for problem in data["problems"]:
+        assert problem["title"] in listed
+        assert problem["verdict"]["headline"] in listed, "it can be read without JavaScript"
+
+
+def test_a_run_of_1000_classes_is_analysed_quickly_and_its_page_is_small(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    matrices = [np.diag(rng.integers(1, 10, 1000)) + rng.integers(0, 2, (1000, 1000)) for _ in range(3)]
+    local = {
+        "total": [9] * 1000,
+        "label_counts": rng.integers(0, 2, (10, 1000)),
+        "hits": rng.integers(0, 5, (10, 1000)),
+    }
+    facts = {"cohort": list(range(10)), "bytes_up": 1, "bytes_down": 1, "seconds": 0.1, "local": local}
+    lines = [{"round": t, "confusion": matrices[t % 3], **(facts if t else {})} for t in range(61)]
+    runs = [History("fedavg", {}, lines, about=experiment(seed=s, rounds=60), folder=tmp_path) for s in range(2)]
+    table = {"clients": 200, "ids": list(range(200)), "counts": rng.integers(0, 9, (200, 1000)).tolist()}
+    (tmp_path / "split.json").write_text(json.dumps(table))
+    began = time.process_time()
+    page = render(page_data(one_problem(group("fedavg", *runs))))
+    assert time.process_time() - began < 10, "about 3 s on an idle machine"
+    assert len(page.encode()) < 5e6
 
 
 def test_bytes_are_steps_of_half_a_percent() -> None:

@@ -106,6 +106,32 @@ def test_a_run_in_progress_is_shown_up_to_its_last_complete_line(tmp_path: Path)
     assert now() is same  # the last good data stays
 
 
+def test_a_damaged_run_is_left_out_and_every_request_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pair(tmp_path, seeds=1)
+    bad = write_run(tmp_path / "bad", records(wave(0)))
+    (bad / "rounds.jsonl").write_text("garbage\n")
+    client = Client([tmp_path])
+    try:
+        data = json.loads(client("/data.json")[2])
+        assert [g["label"] for p in data["problems"] for g in p["groups"]] == ["fedavg", "fedntd"]
+        assert data["left_out"][0]["run"] == str(bad)
+        monkeypatch.setattr("fedkeep.reports.watch.read_runs", lambda runs: 1 / 0)
+        monkeypatch.setattr("fedkeep.reports.watch.PAUSE_FACTOR", 0)
+        (bad / "rounds.jsonl").write_text("other garbage\n")
+        assert client("/")[0] == client("/data.json")[0] == 200, "the last good data stays"
+    finally:
+        client.close()
+
+
+def test_no_other_page_may_frame_this_one(request_page: Client) -> None:
+    for path in ("/", "/data.json", "/x"):
+        headers = request_page(path)[1]
+        assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+        assert headers["X-Frame-Options"] == "DENY"
+
+
 def test_there_is_a_pause_between_two_updates(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source([pair])
     first = source.data()

@@ -15,6 +15,7 @@ from fedkeep._util.text import one_line, printable
 from fedkeep.analysis.groups import Group, Problem, Run, Status
 from fedkeep.analysis.identity import same_split_kind
 from fedkeep.analysis.labels import set_labels, set_titles
+from fedkeep.analysis.record_checks import check_records
 from fedkeep.errors import RunError
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import find_runs, load_run
@@ -85,6 +86,7 @@ def _read(path: Path) -> Run:
     history = load_run(path, weights=False)
     if not any("confusion" in record for record in history.records if record["round"]):
         raise RunError("it has no evaluated round yet", key="run", value=str(path))
+    check_records(history)
     run = Run(history)
     run.identity.check()
     _ = run.summary, run.class_accuracy, run.seed, run.identity.key, run.identity.problem_key, run.identity.origin
