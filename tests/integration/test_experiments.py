@@ -311,4 +311,3 @@ def test_importing_fedkeep_does_not_import_pydantic_or_rich() -> None:
     script = "import sys, fedkeep; print('pydantic' in sys.modules, 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
-    assert experiment.FORMAT == 1
