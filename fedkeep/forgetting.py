@@ -14,7 +14,7 @@ import numpy as np
 
 def class_accuracy(confusion: Any) -> np.ndarray:
     """Return the class accuracies [..., C] of confusion matrices [..., true, predicted]; NaN for absent classes."""
-    confusion = np.asarray(confusion, dtype=float)
+    confusion = np.asarray(confusion)  # whole numbers stay whole: a copy as floats would cost more than the sums
     total = confusion.sum(-1)
     hits = np.diagonal(confusion, axis1=-2, axis2=-1)
     return np.asarray(np.divide(hits, total, out=np.full(total.shape, np.nan), where=total > 0))
@@ -22,7 +22,7 @@ def class_accuracy(confusion: Any) -> np.ndarray:
 
 def accuracy(confusion: Any) -> np.ndarray:
     """Return the share of correctly classified examples of confusion matrices."""
-    confusion = np.asarray(confusion, dtype=float)
+    confusion = np.asarray(confusion)
     return np.asarray(np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1)))
 
 

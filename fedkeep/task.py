@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedkeep import losses, tree
 from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
-from fedkeep._util.identity import checksum
 from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
+from fedkeep._util.structure import structure_hash
 from fedkeep.errors import ModelError
 from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
@@ -240,7 +240,7 @@ def _shape(x: Any) -> Any:
 
 
 def describe_criterion(criterion: Criterion) -> str:
-    """Return the criterion's name and, except for the default, a checksum of what it computes with.
+    """Return the criterion's name and, except for the default, a hash of what it computes.
 
     >>> describe_criterion(losses.cross_entropy)
     'cross_entropy'
@@ -249,4 +249,5 @@ def describe_criterion(criterion: Criterion) -> str:
     """
     if criterion is losses.cross_entropy:
         return "cross_entropy"
-    return f"{criterion_name(criterion)}#{checksum(criterion)}"
+    tensors = dict(criterion.state_dict()) if isinstance(criterion, nn.Module) else {}  # such as class weights
+    return f"{criterion_name(criterion)}#{structure_hash((criterion, tensors))}"

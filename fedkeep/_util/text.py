@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 
@@ -36,6 +37,25 @@ def list_some(names: Sequence[str], most: int = 12) -> str:
     return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown or "none"
 
 
+def printable(text: object) -> str:
+    """Return text that is safe to show: control characters and text-direction marks are written as escapes.
+
+    >>> print(printable(chr(27) + "[31mred"))
+    \\x1b[31mred
+    """
+    hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) in hidden else c for c in str(text))
+
+
+def clip(text: str, most: int) -> str:
+    """Cut a text to at most this many characters; the last one then is an ellipsis.
+
+    >>> clip("a long name", 6), clip("short", 6)
+    ('a lon…', 'short')
+    """
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
 def one_line(error: BaseException | str, most: int = 240) -> str:
     """Return a message on one line of at most this many characters; what a terminal would obey is escaped.
 
@@ -45,9 +65,18 @@ def one_line(error: BaseException | str, most: int = 240) -> str:
     text = " ".join(str(error).split())
     if not text and isinstance(error, BaseException):
         text = type(error).__name__
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = printable(text)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def format_os_error(error: OSError) -> str:
+    """Return what the system refused, with the file.
+
+    >>> format_os_error(FileNotFoundError(2, "No such file or directory", "x.toml"))
+    'x.toml: No such file or directory'
+    """
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or one_line(error)}"
 
 
 def format_value(value: object, most: int = 200) -> str:

@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedkeep._util.text import did_you_mean, format_value
+from fedkeep._util.text import did_you_mean, format_value, printable
 from fedkeep.errors import ConfigError, FedkeepError
 
 if TYPE_CHECKING:
@@ -93,6 +93,17 @@ def require_choice(
         suggestion = did_you_mean(str(value), [str(v) for v in valid])
         raise error(f"unknown {what or key} {format_value(value)}: {suggestion}", key=key, value=value, valid=valid)
     return value
+
+
+def require_label(value: Any, error: type[FedkeepError] = FedkeepError) -> str:
+    """Return the name of a group of runs; raise unless it is a text of 1 to 80 characters that can be shown.
+
+    >>> require_label("large batches")
+    'large batches'
+    """
+    if not isinstance(value, str) or not 1 <= len(value.strip()) <= 80 or printable(value) != value:
+        raise error(f"label must be a text of 1 to 80 printable characters, not {value!r}", key="label", value=value)
+    return value.strip()
 
 
 def first_error(section: str, error: ValidationError) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: ranks, significance tests, and sentences that sum them up."""
+"""Comparison of the groups of one problem: ranks and significance tests, as data and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import did_you_mean, format_mean, join_names
+from fedkeep._util.text import did_you_mean, format_mean, printable
 from fedkeep.analysis.groups import Group, rounds_to
 from fedkeep.analysis.significance import MIN_SEEDS, holm, paired_t, sign_flip
 from fedkeep.errors import FedkeepError
 
 LEVEL = 0.05
+EQUAL = 1e-9  # means closer than this are equal: they differ by rounding only
+MAX_PAIRWISE = 5  # of more groups, each is tested against one, not against every other
 HIGHER_IS_BETTER = {"final": True, "best": True, "smoothed": True, "forgetting": False, "round_forgetting": False}
-MEASURE_NAMES = {"final": "final accuracy", "forgetting": "forgetting"}  # the measures that sentences are about
 
 
 @dataclass(frozen=True)
@@ -48,33 +49,58 @@ class Difference:
 
 
 def ranks(values: Mapping[str, float], higher: bool) -> dict[str, int]:
-    """Return who is best (1) and second best (2); equal values share a rank, NaN has none.
+    """Return who is best (1) and second best (2); equal values share a rank. NaN has none; nor if all are equal.
 
     >>> ranks({"a": 0.5, "b": 0.9, "c": 0.7, "d": 0.9}, higher=True)
     {'b': 1, 'd': 1}
     >>> ranks({"a": 0.5, "b": 0.9, "c": 0.7}, higher=False)
     {'a': 1, 'c': 2}
+    >>> ranks({"a": 0.5, "b": 0.5}, higher=True)
+    {}
     """
     scores = {name: value if higher else -value for name, value in values.items() if not np.isnan(value)}
     if len(scores) < 2:
         return {}
-    rank = {name: 1 + sum(other > score for other in scores.values()) for name, score in scores.items()}
-    return {name: rank[name] for name in scores if rank[name] <= 2}
+    rank = {name: 1 + sum(other > score + EQUAL for other in scores.values()) for name, score in scores.items()}
+    return {name: rank[name] for name in scores if rank[name] <= 2 and len(set(rank.values())) > 1}
 
 
 def rank_groups(groups: Mapping[str, Group]) -> dict[str, dict[str, int]]:
-    """Return the ranks of the finished groups by measure; the keys are the names to use."""
-    finished = {name: group.mean for name, group in groups.items() if group.finished}
+    """Return the ranks of the finished groups by measure; the keys are the names to use. Without learning, no ranks."""
+    if not any(g.learned for g in groups.values() if g.finished):
+        return {measure: {} for measure in HIGHER_IS_BETTER}
     return {
-        measure: ranks({name: mean[measure] for name, mean in finished.items()}, higher)
+        measure: ranks({n: g.mean[measure] for n, g in groups.items() if _is_comparable(g, measure)}, higher)
         for measure, higher in HIGHER_IS_BETTER.items()
     }
 
 
 def ordered(groups: Sequence[Group], measure: str) -> list[Group]:
     """Return the finished groups that have the measure, best first."""
-    usable = [g for g in groups if g.finished and not np.isnan(g.mean[measure])]
+    usable = [g for g in groups if _is_comparable(g, measure)]
     return sorted(usable, key=lambda g: -g.mean[measure] if HIGHER_IS_BETTER[measure] else g.mean[measure])
+
+
+def _is_comparable(group: Group, measure: str) -> bool:
+    """Return whether a group can be ranked by a measure; what was never learned cannot be forgotten."""
+    learned = HIGHER_IS_BETTER[measure] or group.learned
+    return group.finished and learned and not np.isnan(group.mean[measure])
+
+
+def baseline(groups: Sequence[Group]) -> Group | None:
+    """Return the group that others are tested against by default: FedAvg, otherwise the first by name.
+
+    It must not depend on the results. None if no group is finished.
+    """
+    finished = sorted((g for g in groups if g.finished), key=lambda g: g.label)
+    fedavg = [g for g in finished if g.setting.get("method", {}).get("name") == "fedavg"]
+    return max(fedavg, key=lambda g: len(g.runs)) if fedavg else next(iter(finished), None)
+
+
+def default_against(groups: Sequence[Group]) -> str | None:
+    """Return the label of the baseline if there are too many groups to test all pairs."""
+    base = baseline(groups) if sum(g.finished for g in groups) > MAX_PAIRWISE else None
+    return base.label if base else None
 
 
 def differences(groups: Sequence[Group], measure: str, against: str | None = None) -> list[Difference]:
@@ -119,20 +145,22 @@ def group_named(groups: Sequence[Group], name: str) -> Group:
 
 
 def comparison_as_data(groups: list[Group], against: str | None = None, target: float | None = None) -> dict[str, Any]:
-    """Return the comparison as JSON-compatible data: the groups, the ranks, every test, and the sentences."""
+    """Return the comparison of one problem as JSON-compatible data: the groups, the ranks, and every test."""
     rows = []
     for g in groups:
         row: dict[str, Any] = {"label": g.label, "setting": g.setting, "seeds": g.seeds, "finished": g.finished}
         row |= {"status": g.status, "last_round": g.last_round, "mean": g.mean, "spread": g.spread}
+        row |= {"learned": g.learned, "notes": g.notes, "runs": [printable(run.name) for run in g.runs]}
         if target is not None:
             row["rounds_to"] = {f"{x:g}": rounds for x, rounds in rounds_to(g, target).items()}
         rows.append(row)
+    against = against or default_against(groups)
     tests = {measure: differences(groups, measure, against) for measure in HIGHER_IS_BETTER}
     return {
         "groups": rows,
         "ranks": rank_groups({g.label: g for g in groups}),
+        "against": against,
         "tests": [test.as_data() for of_measure in tests.values() for test in of_measure],
-        "found": _sentences(groups, against, tests),
     }
 
 
@@ -150,32 +178,9 @@ def comparison_as_markdown(groups: list[Group]) -> str:
             scale, digits = (100, 1) if higher else (1, 3)
             before, after = marks[places[measure].get(g.label, 0)]
             cells.append(f"{before}{format_mean(g.mean[measure], g.spread[measure], digits, scale)}{after}")
-        lines.append(f"| {g.label} | {' | '.join(cells)} | {g.mean['bytes'] / 1e6:.1f} | {len(g.runs)} |")
+        name = markdown_text(g.label)
+        lines.append(f"| {name} | {' | '.join(cells)} | {g.mean['bytes'] / 1e6:.1f} | {len(g.runs)} |")
     return "\n".join(lines)
-
-
-def sentences(groups: Sequence[Group], against: str | None = None) -> list[str]:
-    """Return the result of the comparison in sentences."""
-    return _sentences(groups, against, {measure: differences(groups, measure, against) for measure in MEASURE_NAMES})
-
-
-def _sentences(groups: Sequence[Group], against: str | None, tests: Mapping[str, Sequence[Difference]]) -> list[str]:
-    excluded = []
-    for status, name in (("unfinished", "not finished"), ("diverged", "diverged")):
-        if labels := [g.label for g in groups if g.status == status]:
-            excluded.append(f"Excluded ({name}): {', '.join(labels)}.")
-    results = []
-    for measure, name in MEASURE_NAMES.items():
-        if not tests[measure]:
-            continue
-        if against is None:
-            results.append(_best_sentence(name, ordered(groups, measure), tests[measure]))
-        else:
-            results.append(_against_sentence(name, measure, tests[measure], group_named(groups, against)))
-    if not results:
-        among = "" if against is None else f", one of them {against}"
-        return [*excluded, f"Nothing to compare: that needs two finished groups{among}."]
-    return [*excluded, *results, *_test_notes([test for measure in MEASURE_NAMES for test in tests[measure]])]
 
 
 def _paired(one: Group, other: Group, measure: str) -> tuple[list[int], np.ndarray]:
@@ -185,78 +190,6 @@ def _paired(one: Group, other: Group, measure: str) -> tuple[list[int], np.ndarr
     return seeds, np.array([ours[s] - theirs[s] for s in seeds])
 
 
-def _best_sentence(name: str, order: Sequence[Group], tests: Sequence[Difference]) -> str:
-    measure = tests[0].measure
-    best, second = order[0], order[1]
-    name = name if HIGHER_IS_BETTER[measure] else f"least {name}"
-    values = [_format_value(measure, g.mean[measure]) for g in (best, second)]
-    if best.mean[measure] == second.mean[measure]:
-        text = f"{name.capitalize()}: {best.label} and {second.label} are best, both at {values[0]}."
-    else:
-        text = f"{name.capitalize()}: {best.label} is best ({values[0]}), {second.label} second ({values[1]})."
-    of_best = {t.other: t for t in tests if t.one == best.label}
-    lead = of_best.pop(second.label)
-    if not lead.tested:
-        seeds = "1 seed" if len(lead.seeds) == 1 else f"{len(lead.seeds)} seeds"
-        return f"{text} They have {seeds} in common; a test needs at least {MIN_SEEDS}."
-    result = "is" if lead.significant else "is not"
-    text += (
-        f" The difference of {_format_gap(measure, lead.mean)} {result} statistically significant ({_format_p(lead)})."
-    )
-    different = [t.other for t in of_best.values() if t.significant]
-    similar = [t.other for t in of_best.values() if not t.significant]
-    if different:
-        text += f" {best.label} differs significantly from {join_names(different)}."
-    if similar:
-        text += f" No significant difference to {join_names(similar)}."
-    return text
-
-
-def _against_sentence(name: str, measure: str, tests: Sequence[Difference], base: Group) -> str:
-    parts = []
-    for t in tests:
-        gap = f"{t.one} {_format_gap(measure, t.mean, signed=True)}"
-        if t.tested:
-            result = "significant" if t.significant else "not significant"
-            parts.append(f"{gap} ({result}, p {_format_p_value(t.p_corrected)})")
-        else:
-            parts.append(f"{gap} (not tested: {len(t.seeds)} common seeds)")
-    value = _format_value(measure, base.mean[measure])
-    return f"{name.capitalize()} compared with {base.label} ({value}): {'; '.join(parts)}."
-
-
-def _test_notes(tests: Sequence[Difference]) -> list[str]:
-    """Return which tests were made and what they assume."""
-    tested = [t for t in tests if t.tested]
-    if not tested:
-        return []
-    number = len(tested) // len({t.measure for t in tested})
-    text = "Tests: paired t-tests over common seeds"
-    if number > 1:
-        text += f", corrected for {number} comparisons per measure (Holm)"
-    fewest = min(len(t.seeds) for t in tested)
-    if fewest < 6:
-        text += (
-            "; they assume normally distributed differences. The sign-flip test, which assumes only symmetric "
-            f"differences, cannot reach a p-value below {2 / 2**fewest:g} with {fewest} seeds: use six or more seeds"
-        )
-    return [f"{text}."]
-
-
-def _format_p(t: Difference) -> str:
-    p, p_sign_flip = _format_p_value(t.p_corrected), _format_p_value(t.p_sign_flip)
-    return f"{len(t.seeds)} seeds, p {p}; sign-flip test p {p_sign_flip}"
-
-
-def _format_p_value(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"= {p:.2g}"
-
-
-def _format_value(measure: str, value: float) -> str:
-    return f"{value:.1%}" if HIGHER_IS_BETTER[measure] else f"{value:.3f}"
-
-
-def _format_gap(measure: str, value: float, signed: bool = False) -> str:
-    sign = "+" if signed else ""
-    value = value if signed else abs(value)
-    return f"{100 * value:{sign}.1f} points" if HIGHER_IS_BETTER[measure] else f"{value:{sign}.3f}"
+def markdown_text(text: str) -> str:
+    """Escape a text for a cell of a Markdown table."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -17,12 +19,15 @@ import numpy as np
 
 from fedkeep import forgetting as fg
 from fedkeep._util.optional import require_extra
-from fedkeep._util.text import did_you_mean
+from fedkeep._util.text import did_you_mean, one_line, printable
 from fedkeep.analysis.anatomy import anatomy_of
-from fedkeep.errors import FedkeepError
-from fedkeep.runs.files import write_atomic
+from fedkeep.analysis.record_checks import check_records
+from fedkeep.errors import FedkeepError, RunError
+from fedkeep.runs.files import ROUNDS, write_atomic
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.reading import load_run, read_instruments
+
+log = logging.getLogger("fedkeep")
 
 Row = dict[str, Any]
 COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value")
@@ -89,21 +94,41 @@ def _write_parquet(buffer: io.BytesIO, columns: Sequence[str], rows: Sequence[di
     parquet.write_table(arrow.table(arrays, names=list(columns)), buffer)
 
 
-def long_table(paths: Iterable[str | Path]) -> Iterator[Row]:
-    """Yield a row per number, run after run."""
-    for path in map(Path, paths):
-        history = load_run(path, weights=False)
-        seed = history.about.get("seed")
-        for row in _rows(history, path):
-            if np.isfinite(row["value"]):
-                yield {"run": path.name, "method": history.method, "seed": seed, "class": None, "client": None, **row}
+def long_table(paths: Iterable[str | Path], left_out: dict[Path, str] | None = None) -> Iterator[Row]:
+    """Yield a row per number, run after run.
+
+    A run that cannot be read raises; with `left_out` it is added there with the reason, and the others are exported.
+    Runs whose folders have the same name are named by their paths.
+    """
+    folders = [Path(path) for path in paths]
+    names = Counter(path.name for path in folders)
+    for path in folders:
+        try:
+            rows = _rows_of_run(path, path.name if names[path.name] == 1 else str(path))
+        except Exception as error:
+            if left_out is None:
+                raise
+            left_out[path] = printable(one_line(error))
+            log.warning("%s is left out: %s", printable(path), left_out[path])
+        else:
+            yield from rows
 
 
-def wide_table(paths: Iterable[str | Path]) -> tuple[list[str], list[Row]]:
-    """Return (columns, a row per run and round)."""
+def _rows_of_run(path: Path, name: str) -> list[Row]:
+    """Return all rows of a run; raise if it has no rounds."""
+    history = load_run(path, weights=False)
+    if not history.records:
+        raise RunError(f"{path / ROUNDS} is missing or empty: there is nothing to export", key=ROUNDS, value=str(path))
+    check_records(history)
+    about = {"run": name, "method": history.method, "seed": history.about.get("seed"), "class": None, "client": None}
+    return [{**about, **row} for row in _rows(history, path) if np.isfinite(row["value"])]
+
+
+def wide_table(paths: Iterable[str | Path], left_out: dict[Path, str] | None = None) -> tuple[list[str], list[Row]]:
+    """Return (columns, a row per run and round); `left_out` is that of `long_table`."""
     rows: dict[tuple[Any, ...], Row] = {}
     columns = dict.fromkeys(("run", "method", "seed", "round"))
-    for number in long_table(paths):
+    for number in long_table(paths, left_out):
         if number["client"] is not None:
             continue
         key = tuple(number[name] for name in ("run", "method", "seed", "round"))

@@ -1,30 +1,21 @@
-"""Groups of runs that differ only in the seed, with mean and spread over seeds."""
+"""Groups of runs that differ only in the seed, with mean and spread over seeds, and problems that groups solve."""
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedkeep import forgetting
-from fedkeep._util.json import flatten
 from fedkeep.analysis.anatomy import Anatomy, anatomies, loss_by_phase
-from fedkeep.errors import RunError
+from fedkeep.analysis.identity import Identity
 from fedkeep.runs.history import History
-from fedkeep.runs.reading import find_runs, load_run
-
-log = logging.getLogger("fedkeep")
 
 Status = Literal["finished", "unfinished", "diverged"]
 FRACTIONS = (0.5, 0.75, 0.95)  # of a target accuracy
-_IGNORED_KEYS = ("format", "seed", "made_by", "checkpoint_every", "keep")
-_STOPPED = {"unfinished": "unfinished at round", "diverged": "diverged after round"}
 
 
 @dataclass(eq=False)
@@ -37,6 +28,26 @@ class Run:
     def seed(self) -> int:
         """The seed of the run."""
         return int(self.history.about["seed"])
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What the run is."""
+        return Identity(self.history)
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return self.history.folder.name if self.history.folder else f"seed {self.seed}"
+
+    @property
+    def last_round(self) -> int:
+        """The last round that the run reached."""
+        return int(self.history.records[-1]["round"])
+
+    @property
+    def planned_rounds(self) -> int:
+        """The number of rounds that the run was started for."""
+        return int(self.history.about.get("train", {}).get("rounds", self.last_round))
 
     @cached_property
     def rounds(self) -> np.ndarray:
@@ -63,6 +74,24 @@ class Run:
         """The rounds whose local models were evaluated."""
         return anatomies(self.history)
 
+    @cached_property
+    def learned(self) -> bool:
+        """Whether the global model was ever better than one that always predicts the same class."""
+        counts = self._last_confusion.sum(1)
+        if (counts > 0).sum() < 2 or self.accuracy.max() > counts.max() / counts.sum() + 1e-9:
+            return True
+        return bool(np.nanmean(self.class_accuracy, axis=1).max() > 1.05 / (counts > 0).sum())
+
+    @cached_property
+    def only_prediction(self) -> int | None:
+        """The class that the final model predicts for every example; None if it predicts several."""
+        predicted = np.flatnonzero(self._last_confusion.sum(0))
+        return int(predicted[0]) if len(predicted) == 1 else None
+
+    @property
+    def _last_confusion(self) -> np.ndarray:
+        return np.asarray(next(r["confusion"] for r in reversed(self.history.records) if "confusion" in r))
+
     @property
     def below_best(self) -> np.ndarray:
         """[C] how far each class ends below its best earlier round (FedNTD eq. 5, by class)."""
@@ -78,6 +107,7 @@ class Group:
     setting: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
     status: Status = "finished"
+    notes: list[str] = field(default_factory=list)  # what is not known of its runs
 
     @classmethod
     def of_histories(cls, label: str, histories: Iterable[History]) -> Group:
@@ -86,7 +116,7 @@ class Group:
 
     @property
     def finished(self) -> bool:
-        """Whether its runs reached their last round."""
+        """Whether its runs ended as planned: at their last round, or stopped by a callback."""
         return self.status == "finished"
 
     @property
@@ -97,7 +127,17 @@ class Group:
     @property
     def last_round(self) -> int:
         """The last round that its runs reached."""
-        return int(self.runs[0].history.records[-1]["round"])
+        return max(run.last_round for run in self.runs)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether a callback ended some of its runs before their last round."""
+        return self.finished and any(run.last_round < run.planned_rounds for run in self.runs)
+
+    @property
+    def learned(self) -> bool:
+        """Whether any of its runs was ever better than a model that always predicts the same class."""
+        return any(run.learned for run in self.runs)
 
     @cached_property
     def mean(self) -> dict[str, float]:
@@ -126,77 +166,16 @@ class Group:
         return {key: [run.summary[key] for run in self.runs] for key in self.runs[0].summary}
 
 
-def group_runs(paths: Iterable[str | Path]) -> list[Group]:
-    """Read runs and group them by setting; a label names what differs between the groups.
+@dataclass(eq=False)
+class Problem:
+    """Groups that may be compared with each other: same data, same split, same rounds."""
 
-    A run without an evaluated round is skipped, and so is a second run of the same setting and seed. Runs that are
-    unfinished or diverged form groups of their own.
-    """
-    groups: dict[str, Group] = {}
-    for path in find_runs(paths):
-        history = load_run(path, weights=False)
-        if not any("confusion" in r for r in history.records if r["round"]):
-            log.warning("%s has no evaluated round: skipped", path)
-            continue
-        setting, status = _setting(history.about), _status(history)
-        stopped = None if status == "finished" else history.records[-1]["round"]
-        key = json.dumps([setting, status, stopped], sort_keys=True)
-        group = groups.setdefault(key, Group("", setting, status=status))
-        if history.about["seed"] in group.seeds:
-            log.warning("%s is a second run of the same setting and seed: skipped", path)
-        else:
-            group.runs.append(Run(history))
-    if not groups:
-        raise RunError("none of these runs has an evaluated round yet")
-    _set_labels(list(groups.values()))
-    return list(groups.values())
+    title: str
+    tables: dict[str, Any]  # data, split and train, as far as they define the problem
+    groups: list[Group]
 
 
 def rounds_to(group: Group, target: float) -> dict[float, list[int | None]]:
     """Return the rounds to fractions of a target accuracy, for every run of a group (Flashback table 1)."""
     reached = [forgetting.rounds_to_fractions(run.accuracy, target, FRACTIONS, run.rounds) for run in group.runs]
     return {x: [one[x] for one in reached] for x in FRACTIONS}
-
-
-def _status(history: History) -> Status:
-    if history.finished:
-        return "finished"
-    return "diverged" if history.diverged else "unfinished"
-
-
-def _setting(about: dict[str, Any]) -> dict[str, Any]:
-    setting = {key: value for key, value in about.items() if key not in _IGNORED_KEYS}
-    for key in ("data", "split"):
-        setting[key] = {k: v for k, v in setting[key].items() if k != "seed"}
-    return setting
-
-
-def _set_labels(groups: list[Group]) -> None:
-    """Label each group by its method and by what else differs between the groups, without default hyperparameters."""
-    settings = [flatten(g.setting) for g in groups]
-    keys = dict.fromkeys(key for setting in settings for key in setting if key != "method.name")
-    differing = [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
-    stops_differ = len({(g.status, None if g.finished else g.last_round) for g in groups}) > 1
-    taken: dict[str, int] = {}
-    for g, setting in zip(groups, settings, strict=True):
-        shown = [key for key in differing if key in setting and not _is_default(g, key)]
-        parts = [f"{key.rpartition('.')[2]}={_format_value(setting[key])}" for key in shown]
-        if stops_differ and not g.finished:
-            parts.append(f"{_STOPPED[g.status]} {g.last_round}")
-        name = g.setting["method"]["name"]
-        label = f"{name} ({', '.join(parts)})" if parts else name
-        taken[label] = taken.get(label, 0) + 1
-        g.label = label if taken[label] == 1 else f"{label} #{taken[label]}"
-
-
-def _is_default(g: Group, key: str) -> bool:
-    """Return whether a key is a hyperparameter at its default, which differs only because other methods lack it."""
-    from fedkeep import methods
-
-    section, _, name = key.partition(".")
-    kind = methods.discover().get(g.setting["method"]["name"])
-    return section == "method" and kind is not None and kind.defaults().get(name) == g.setting["method"].get(name)
-
-
-def _format_value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -22,7 +22,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep._util.text import one_line
+from fedkeep._util.text import format_os_error, one_line
 from fedkeep._util.version import __version__
 from fedkeep.cli import analyse, compare, demo, export, flower, methods, partition, report, reproduce, run, signals
 from fedkeep.errors import Diverged, FedkeepError, LostPeer, RunFailed
@@ -99,8 +99,7 @@ def main() -> None:
 def _print_unexpected(error: Exception) -> None:
     """Print an error that is not fedkeep's own: in one line what the system refused, with a traceback what is a bug."""
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
-        _print_error(f"{where}{error.strerror or error}")
+        _print_error(format_os_error(error))
     elif isinstance(error, MemoryError):
         _print_error("out of memory")
     else:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedkeep._util.json import to_json
+from fedkeep._util.text import printable
 from fedkeep.cli.options import AsJson, Runs
+from fedkeep.errors import RunError
 from fedkeep.runs.reading import find_runs
 
 
@@ -26,6 +30,9 @@ def export(
 ) -> None:
     """Export every number of every round as one table: run, method, seed, round, measure, class, client, value.
 
+    A run that cannot be read is left out with a warning. Exits with 1 if that run was named itself, and with 2 if no
+    run can be read.
+
     Example: fedkeep export runs/ -o figures.csv
     """
     from fedkeep.analysis.export import COLUMNS, long_table, require_table_file, wide_table, write_csv, write_table
@@ -33,15 +40,31 @@ def export(
     if output is not None:
         require_table_file(output)
     paths = find_runs(folders)
-    columns, rows = wide_table(paths) if wide else (list(COLUMNS), long_table(paths))
+    left_out: dict[Path, str] = {}
+    columns, rows = wide_table(paths, left_out) if wide else (list(COLUMNS), long_table(paths, left_out))
+    rows = _started(rows)
+    if len(left_out) == len(paths):
+        raise RunError(f"nothing can be exported: {next(iter(left_out.values()))}", key="run", value=str(paths[0]))
     if output is None and as_json:
         print(to_json(list(rows)))
     elif output is None:
         write_csv(sys.stdout, columns, rows)
     else:
         number = write_table(output, columns, rows)
-        summary = {"file": str(output), "runs": len(paths), "rows": number, "columns": columns}
-        print(to_json(summary, indent=2) if as_json else f"{output}: {number} rows from {len(paths)} runs")
+        exported = len(paths) - len(left_out)
+        summary = {"file": str(output), "runs": exported, "rows": number, "columns": columns}
+        summary["left_out"] = [{"run": printable(path), "reason": reason} for path, reason in left_out.items()]
+        line = f"{printable(output)}: {number} rows from {exported} runs"
+        print(to_json(summary, indent=2) if as_json else line)
+    if any(path in left_out for path in folders):
+        raise typer.Exit(1)
+
+
+def _started(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Return the same rows, with the first one computed: if no run can be read, that is known then."""
+    rows = iter(rows)
+    first = list(itertools.islice(rows, 1))
+    return itertools.chain(first, rows)
 
 
 def plot(
@@ -64,4 +87,4 @@ def plot(
         print(to_json([str(file) for file in files], indent=2))
     else:
         for file in files:
-            print(file)
+            print(printable(file))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.text import Text
 
+from fedkeep._util.text import printable
 from fedkeep.runs.history import History
 
 MARGIN = 12  # columns of a label count map that are not clients
@@ -40,7 +41,7 @@ def heat_map(name: str, history: History, width: int = 60) -> Text:
     """Draw class accuracies: a row per class, a column per round (or every n-th round); a drop is forgetting."""
     accuracy, rounds = history.class_accuracy, history.rounds
     every = max(1, -(-len(rounds) // width))
-    text = Text(f"{name}: accuracy of each class over rounds {rounds[0]} to {rounds[-1]}\n", style="bold")
+    text = Text(f"{printable(name)}: accuracy of each class over rounds {rounds[0]} to {rounds[-1]}\n", style="bold")
     for c, row in enumerate(accuracy[::every].T):
         text.append(f"  class {c:<3} ", style="dim")
         append_cells(text, row)

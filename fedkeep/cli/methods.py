@@ -11,6 +11,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedkeep._util.json import to_json
 from fedkeep.cli.options import AsJson
@@ -63,11 +64,11 @@ def _method_table(console: Console, measured: Mapping[str, tuple[type[FedAvg], F
         table.add_column(head, no_wrap=head == "method")
     for key, (_, size) in measured.items():
         table.add_row(
-            key,
+            Text(key),
             f"{size.down:.1f}",
             f"{size.up:.1f}",
-            ", ".join(size.uploads),
-            f"{', '.join(size.keeps)} ({size.state:.1f})" if size.keeps else "-",
+            Text(", ".join(size.uploads)),
+            Text(f"{', '.join(size.keeps)} ({size.state:.1f})" if size.keeps else "-"),
             size.public,
         )
     console.print(table)
@@ -78,7 +79,7 @@ def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
     def line(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
-    console.print(f"[bold]{cls.name}[/bold]  {cls.paper}\n")
+    console.print(Text(cls.name, style="bold") + Text(f"  {cls.paper}\n", style="not bold"))
     line(inspect.getdoc(cls) or "")
     line("")
     warnings = _warnings(cls)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedkeep._util.text import printable
 from fedkeep.errors import FedkeepError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -38,7 +39,8 @@ def name_and_overrides(args: list[str] | None, what: str) -> tuple[str | None, l
 
 def print_page_path(console: Console, output: Path) -> None:
     """Print where the report page is."""
-    console.print(f"\nThe page: {output} (open it in a browser)", markup=False, highlight=False, soft_wrap=True)
+    line = f"\nThe page: {printable(output)} (open it in a browser)"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def require_writable(output: Path, example: str = "report.html", key: str = "output") -> None:

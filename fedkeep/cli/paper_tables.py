@@ -26,34 +26,39 @@ _HARMLESS_OVERRIDES = ("device", "engine", "threads", "at_once", "deterministic"
 def print_listing(console: Console, available: Iterable[Table]) -> None:
     """List the tables with their columns, and which data sets are not available."""
     for table in available:
-        console.print(f"[bold]{table.name}[/bold]  {table.title}", highlight=False)
-        console.print(f"  {table.paper}", style="dim", highlight=False)
+        _print_heading(console, table.name, table.title)
+        console.print(f"  {table.paper}", style="dim", highlight=False, markup=False)
         rows = [name if row.absent is None else f"({row.label})" for name, row in table.rows.items()]
-        console.print(f"  methods: {', '.join(rows)}", highlight=False)
+        console.print(f"  methods: {', '.join(rows)}", highlight=False, markup=False)
         grid = Grid(box=None, show_header=False, padding=(0, 2, 0, 2))
         for name in table.columns:
             instructions = named.how_to_get(table.experiment(name, table.baseline, 0).data["source"])
             status = Text("data not available", style="dim") if instructions else ""
-            grid.add_row(name, table.columns[name].label, status)
+            grid.add_row(Text(name), Text(table.columns[name].label), status)
         console.print(grid)
     console.print(
         f"Methods in brackets are not in fedkeep yet. Data folder: {named.data_root(None)} ($FEDKEEP_DATA).",
         style="dim",
+        markup=False,
     )
     console.print("fedkeep reproduce TABLE runs one; --quick runs it on digits in about a minute.", style="dim")
+
+
+def _print_heading(console: Console, name: str, text: str) -> None:
+    console.print(Text(name, style="bold") + Text(f"  {text}", style="not bold"))
 
 
 def print_table(
     console: Console, job: Job, comparisons: Sequence[ColumnComparison], columns_without_data: bool = False
 ) -> None:
     """Print the columns of a table, the agreement with the paper, and what could not be run."""
-    console.print(f"[bold]{job.table.name}[/bold]  {job.table.title}", highlight=False)
-    console.print(f"{job.table.paper}\n", style="dim", highlight=False)
+    _print_heading(console, job.table.name, job.table.title)
+    console.print(f"{job.table.paper}\n", style="dim", highlight=False, markup=False)
     for text in disclaimers(job):
         console.print(f"{text}\n", style="yellow", highlight=False, markup=False)
     for column in comparisons:
         if column.missing and not column.has_results and not columns_without_data:
-            console.print(f"[bold]{column.column}[/bold]  {column.label}: not run", highlight=False)
+            _print_heading(console, column.column, f"{column.label}: not run")
         else:
             rows = {row.label: [Text(cell) for cell in row_cells(column, row)] for row in column.rows}
             console.print(tables.MethodTable(_title(column), headings(column), rows, caption(column)))

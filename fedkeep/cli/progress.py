@@ -15,6 +15,7 @@ from rich.table import Column
 from rich.text import Text
 
 from fedkeep import forgetting
+from fedkeep._util.text import printable
 from fedkeep.cli.heatmap import append_cells
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History, Record
@@ -34,7 +35,7 @@ class ProgressBar:
         self.name, self.run, self.counted = "", RunProgress(), 0
         self.last_line = time.monotonic()
         self.progress = Progress(
-            TextColumn("{task.description:<18}", table_column=Column(max_width=34, no_wrap=True)),
+            TextColumn("{task.description:<18}", markup=False, table_column=Column(max_width=34, no_wrap=True)),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("rounds, time left"),
@@ -55,8 +56,8 @@ class ProgressBar:
 
     def start_run(self, name: str) -> None:
         """Show which run is running now."""
-        self.name, self.run, self.counted = name, RunProgress(max(10, min(60, self.console.width - 14))), 0
-        self.progress.update(self.task, description=name)
+        self.name, self.run, self.counted = printable(name), RunProgress(max(10, min(60, self.console.width - 14))), 0
+        self.progress.update(self.task, description=self.name)
 
     def __call__(self, simulation: Any, record: Record) -> None:
         """Count a round. The bar is a callback of the simulation."""
@@ -72,14 +73,16 @@ class ProgressBar:
         s = history.summary()
         if self.live is None:
             self._print(
-                f"{name}: accuracy {s['final']:.3f}, forgetting {s['forgetting']:.3f}{format_epsilon(history.epsilon)} "
+                f"{printable(name)}: accuracy {s['final']:.3f}, forgetting {s['forgetting']:.3f}"
+                f"{format_epsilon(history.epsilon)} "
                 f"({len(history.records) - 1} rounds, {s['seconds']:.1f} s, {history.settings['engine']})"
             )
 
     def fail_run(self, name: str, error: FedkeepError, rounds: int) -> None:
         """Show a run's error."""
         self._count(rounds)
-        self.console.print(f"fedkeep: {name}: {error}", markup=False, highlight=False, soft_wrap=True)
+        line = printable(f"fedkeep: {name}: {error}")
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _count(self, rounds: int) -> None:
         """Advance the bar to this many rounds of the current run, including rounds that ran before it was resumed."""

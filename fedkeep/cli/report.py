@@ -23,18 +23,28 @@ def report(
 
     Example: fedkeep report runs/ -o report.html
     """
+    from fedkeep.analysis.run_set import read_runs
     from fedkeep.reports.page import write
 
     for folder in folders:
         require_folder(folder)
     require_writable(output)
-    data = write(folders, output)
+    runs = read_runs(folders)
+    data = write(runs, output)
     if as_json:
-        print(to_json({"page": str(output), "bytes": output.stat().st_size, "verdict": data["verdict"]}, indent=2))
+        problems = [{"title": problem["title"], **problem["verdict"]} for problem in data["problems"]]
+        summary = {"page": str(output), "bytes": output.stat().st_size, "verdict": data["verdict"]}
+        print(to_json({**summary, "problems": problems, "left_out": data["left_out"]}, indent=2))
     else:
         console = Console()
         console.print(data["verdict"]["headline"], markup=False, highlight=False)
+        if len(data["problems"]) > 1:
+            for problem in data["problems"]:
+                line = f"- {problem['title']}: {problem['verdict']['headline']}"
+                console.print(line, markup=False, highlight=False)
         print_page_path(console, output)
+    if runs.incomplete:
+        raise typer.Exit(1)
 
 
 def watch(

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
+from fedkeep._util.text import printable
 from fedkeep.cli.compare import show
 from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides
 from fedkeep.cli.signals import hint
@@ -123,7 +124,8 @@ def _any_of(runs: Path, labels: Collection[str]) -> str:
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
-    from fedkeep.analysis.groups import Group, group_runs
+    from fedkeep.analysis.groups import Group
+    from fedkeep.analysis.run_set import read_runs
     from fedkeep.cli import heatmap, tables
 
     if as_json:
@@ -134,6 +136,6 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
         [(label, history)] = histories.items()
         console.print(heatmap.heat_map(label, history, min(60, console.width - 14)))
         group = Group.of_histories(history.method, [history])
-        console.print(tables.comparison(f"Run in {runs / label}", {group.label: group}))
+        console.print(tables.comparison(f"Run in {printable(runs / label)}", {group.label: group}))
     else:
-        show(console, group_runs([runs / label for label in histories]))
+        show(console, read_runs([runs / label for label in histories]))

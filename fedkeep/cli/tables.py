@@ -55,11 +55,15 @@ class MethodTable:
 
     def _table(self, title: str, name_width: int, widths: Mapping[int, int]) -> Table:
         table = Table(
-            title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+            title=Text(title) if title else None,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
         )
         table.add_column("method", style="bold", overflow="fold", min_width=name_width)
         for column in widths:
-            table.add_column(self.heads[column], justify="right", no_wrap=True)
+            table.add_column(Text(self.heads[column]), justify="right", no_wrap=True)
         for name, cells in self.rows.items():
             table.add_row(Text(name), *(_right_aligned(cells[column], width) for column, width in widths.items()))
         return table

@@ -15,12 +15,14 @@ import functools
 import logging
 import math
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeep import tree
 from fedkeep._util.optional import require_extra
@@ -80,8 +82,8 @@ def privatise(
     change = robust.changes(server, uploads, method.averaged)
     factor = (clip / robust.norms(change, len(cohort.ids)).clamp(min=1e-300)).clamp(max=1.0)
 
-    def noised_mean(t: torch.Tensor) -> Any:
-        noise = torch.from_numpy(normals(math.prod(t.shape[1:]), source)).reshape(t.shape[1:])
+    def noised_mean(t: Tensor) -> Any:
+        noise = normals(math.prod(t.shape[1:]), source).reshape(t.shape[1:])
         total = torch.tensordot(factor, t.double(), dims=1)
         return (total + deviation * noise.to(total.device)) / size
 
@@ -91,12 +93,11 @@ def privatise(
     return robust.with_mean(robust.with_equal_n(uploads), means, len(cohort.ids))
 
 
-def normals(count: int, source: RandomBytes) -> np.ndarray:
+def normals(count: int, source: RandomBytes) -> Tensor:
     """Return standard normal numbers, each from 52 random bits by the inverse of the distribution function."""
-    from scipy.special import ndtri
-
     bits = np.frombuffer(source(8 * count), dtype="<u8") >> np.uint64(12)
-    return np.asarray(ndtri((bits.astype(np.float64) + 0.5) / 2.0**52))
+    uniform = torch.from_numpy((bits.astype(np.float64) + 0.5) / 2.0**52)
+    return cast(Tensor, torch.special.ndtri(uniform))
 
 
 def most_rounds(cohorts: Iterable[Sequence[int]]) -> int:
@@ -117,7 +118,9 @@ def compute_epsilon(noise: float, delta: float, rounds: int) -> float:
         return 0.0
     rdp = require_extra(ACCOUNTANT, "privacy", "differential privacy")
     spent = rdp.compute_rdp(q=1.0, noise_multiplier=noise, steps=rounds, orders=_ORDERS)
-    return float(rdp.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # other orders could give a smaller bound
+        return max(0.0, float(rdp.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)[0]))
 
 
 def public_record(record: dict[str, Any]) -> dict[str, Any]:

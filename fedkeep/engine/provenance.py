@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkeep._util.structure import is_own, layer_names, structure_hash
 from fedkeep._util.version import __version__
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
@@ -89,3 +90,19 @@ def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
     same_python = str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]
     names_only = "#" not in recorded or not same_python
     return bool(names_only and value.partition("#")[0] == recorded.partition("#")[0])
+
+
+def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]:
+    """Return what tells two experiments apart that have the same tables: what models and methods compute.
+
+    `structure` is a hash of the model without its weights, `layers` names its layers, `test` is a hash of the test set,
+    `init` one of the initial weights. `algorithm` is a hash of the method's code, if the method is the user's own.
+    """
+    model = task.module(task.init)
+    return {
+        "structure": structure_hash(model),
+        "layers": layer_names(model),
+        "init": fingerprint(task.init),
+        "test": fingerprint(data.x_test, data.y_test) if data is not None else None,
+        "algorithm": structure_hash(type(method)) if is_own(type(method)) else None,
+    }

@@ -209,8 +209,10 @@ class Settings:
     def _check_privacy(self) -> None:
         require_number("dp_delta", self.dp_delta, above=0, below=1)
         given = [name for name in ("dp_clip", "dp_noise") if getattr(self, name) is not None]
-        for name in given:
-            require_number(name, getattr(self, name), above=0)
+        if self.dp_clip is not None:
+            require_number("dp_clip", self.dp_clip, above=0, high=1e9)
+        if self.dp_noise is not None:
+            require_number("dp_noise", self.dp_noise, low=1e-3, high=1e6)
         if len(given) == 1:
             missing = "dp_noise" if given == ["dp_clip"] else "dp_clip"
             raise FedkeepError(f"{given[0]} is set, but not {missing}: differential privacy needs both", key=missing)

@@ -12,7 +12,7 @@ from typing import Any, Unpack, cast
 from torch import Tensor, nn
 
 from fedkeep import losses
-from fedkeep._util.validate import require_choice, require_whole
+from fedkeep._util.validate import require_choice, require_label, require_whole
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine import distributed, provenance
@@ -39,6 +39,7 @@ def simulate(
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     keep: int | None = None,
+    label: str | None = None,
     **settings: Unpack[SettingsDict],
 ) -> History:
     """Run a federation to its last round and return its history.
@@ -51,6 +52,7 @@ def simulate(
     With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
     The last `keep` checkpoints (3) stay in the folder, each as large as the model.
+    `label` is the name under which `fedkeep compare` and the report show the run; it does not affect the result.
     """
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
@@ -59,9 +61,11 @@ def simulate(
     for name, number in saving.items():
         if number is not None:
             require_whole(name, number, low=1, error=RunError)
+    if label is not None:
+        label = require_label(label)
     if run_dir is None:
         return simulation.run()
-    return start(simulation, Path(run_dir), saving)
+    return start(simulation, Path(run_dir), {**saving, "label": label})
 
 
 def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) -> Simulation:
@@ -76,7 +80,11 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     whole = {
         **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients)),
         **about,
-        "made_by": {**_made_by(s), **provenance.fingerprints(s.task, s.data, s.clients)},
+        "made_by": {
+            **_made_by(s),
+            **provenance.fingerprints(s.task, s.data, s.clients),
+            **provenance.identity(s.method, s.task, s.data),
+        },
     }
     return _run_in_folder(simulation, lambda: RunFolder.create(path, whole))
 

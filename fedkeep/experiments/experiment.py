@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from fedkeep import methods, models
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
-from fedkeep._util.validate import first_error, require_choice
+from fedkeep._util.validate import first_error, require_choice, require_label
 from fedkeep.data import load, partition
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
@@ -54,6 +54,7 @@ class Experiment(BaseModel):
     seed: int = Field(default=0, ge=0)
     checkpoint_every: int | None = Field(default=None, ge=1)
     keep: int | None = Field(default=None, ge=1)  # checkpoints; by default 3
+    label: str | None = None  # the name of its group in comparisons
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any]) -> Experiment:
@@ -75,6 +76,12 @@ class Experiment(BaseModel):
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
         """Read an experiment file and apply `key=value` overrides."""
         return cls.from_dict(override(read(Path(path)), overrides))
+
+    @field_validator("label", mode="before")
+    @classmethod
+    def _label(cls, value: Any) -> str | None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return None if value is None else require_label(str(value) if is_number else value, ConfigError)
 
     @field_validator("method")
     @classmethod
@@ -134,6 +141,7 @@ class Experiment(BaseModel):
             "seed": self.seed,
             "checkpoint_every": self.checkpoint_every,
             "keep": self.keep,
+            "label": self.label,
             "method": self.method,
             "model": self.model,
             "data": dict(data),

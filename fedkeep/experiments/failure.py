@@ -7,7 +7,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from fedkeep._util.text import one_line
+from fedkeep._util.text import format_os_error, one_line
 from fedkeep.errors import FedkeepError, RunFailed
 from fedkeep.runs.files import write_atomic
 
@@ -18,6 +18,8 @@ def as_failure(error: Exception, path: Path) -> FedkeepError:
     """Return any error of a run in this folder as one of fedkeep's; write the traceback of others into the folder."""
     if isinstance(error, FedkeepError):
         return error
+    if isinstance(error, OSError):  # the system refused something
+        return RunFailed(format_os_error(error))
     what = "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {one_line(error)}"
     file = path / TRACEBACK
     try:

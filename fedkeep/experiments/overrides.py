@@ -18,7 +18,7 @@ from fedkeep.errors import ConfigError
 
 NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # the key of a section's name
 TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
-KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep"]  # the top-level keys of an experiment
+KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep", "label"]  # the top-level keys of an experiment
 
 
 def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -140,5 +140,5 @@ def _parse_value(key: str, text: str) -> Any:
     except (tomllib.TOMLDecodeError, KeyError):
         return text
     except ValueError as error:
-        message = str(error).removeprefix("v ")
-        raise ConfigError(f"{key} = {format_value(text)}: {message}", key=key, value=text) from None
+        message = str(error).removeprefix("v is ")
+        raise ConfigError(f"{key} = {format_value(text, most=60)}: {message}", key=key, value=text) from None

@@ -23,7 +23,7 @@ from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
-from fedkeep.runs.files import ENDED, is_there
+from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run, saved_round
@@ -129,7 +129,8 @@ def load_finished(experiment: Experiment, path: Path) -> History:
 
 def _complete_end(path: Path) -> None:
     """Do what a process did not that was killed after its last checkpoint: delete old files, record the run's end."""
-    if read_experiment_file(path).run is None or is_there(path / ENDED):
+    complete = is_there(path / ENDED) and not is_there(path / ABANDONED)
+    if complete or read_experiment_file(path).run is None:
         return
     with RunFolder.open(path) as folder:
         saved = folder.restore(ClientStore(folder.clients, run=folder.run))

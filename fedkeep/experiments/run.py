@@ -17,6 +17,8 @@ from fedkeep.runs.files import EXPERIMENT
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run, read_experiment, was_stopped
 
+_FILLED_IN = ("data.seed", "split.seed")  # their defaults depend on other keys, which say more
+
 
 def run(experiment: Experiment, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
     """Run an experiment in a folder. If the folder already holds this experiment, resume it, or load it if finished."""
@@ -38,9 +40,10 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
     if not (path / EXPERIMENT).exists():
         return True
     theirs = Experiment.from_dict(read_experiment(path)).to_dict()
-    # checkpoint_every and keep are not part of an experiment's identity
-    ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep")}}
-    for key, there, here in _differences(theirs, ours):
+    # how often to save, how much to keep and the label are not part of an experiment's identity
+    ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep", "label")}}
+    differences = sorted(_differences(theirs, ours), key=lambda each: each[0] in _FILLED_IN)
+    for key, there, here in differences:
         raise ConfigError(
             f"{path} holds another experiment: {key} is {there!r} there and {here!r} here; choose another folder",
             key=key,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from fedkeep import losses, tree
+from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_whole
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
@@ -24,6 +26,7 @@ from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError
 from fedkeep.flower import messages, privacy_mods, records
 from fedkeep.flower.client_state import ClientStates, open_states
 from fedkeep.flower.messages import TrainRequest
+from fedkeep.flower.update_checks import tree_spec
 from fedkeep.method import FedAvg
 from fedkeep.task import Public, Task
 from fedkeep.tree import Tree
@@ -84,7 +87,7 @@ class Node:
     def train(self, message: Message, context: Context) -> Message:
         """Train on this node's own examples, and reply with what the method's `finish` uploads."""
         self._stop_on_dry_run(context)
-        request = TrainRequest.from_config(message.content.config_records[records.CONFIG])
+        request = TrainRequest.from_config(message.content.config_records.get(records.CONFIG, {}))
         method = self._agreed_method(request, context)
         if request.client != (client := self.client_id(context)):
             raise FedkeepError(
@@ -93,19 +96,24 @@ class Node:
                 value=client,
             )
         reply: dict[str, Any] = {"round": request.round, "client": client}
-        settings = messages.unpack_settings(request.settings, str(context.node_config.get("device", "auto")))
+        most = require_whole("max-epochs", context.node_config.get("max-epochs", messages.MAX_EPOCHS), low=1)
+        settings = messages.unpack_settings(request.settings, str(context.node_config.get("device", "auto")), most)
         target = device.resolve_device(settings.device)
-        examples = Examples.load(self.data_fn(context), settings, target)
+        with _private("the node's data cannot be read"):
+            examples = Examples.load(self.data_fn(context), settings, target)
         if not len(examples.y):
             return Message(records.to_records({}, {**reply, "empty": True}), reply_to=message)
         task = self.task(settings, request.n_classes, request.n_clients, None, target)
         _require_same_task(task, examples, request)
-        states = open_states(context, request.run, client)
-        shared = tree.to(records.from_records(message.content), target)
-        trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states)
+        _require_reasonable_augmentation(settings, examples)
+        shared = tree.to(_read_broadcast(message, task), target)
+        with _private("training failed on the node"):
+            states = open_states(context, request.run, client)
+            trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states)
         upload = privacy_mods.covered_upload(method, trained.upload, self.privacy_mods)
         if trained.client:
-            states.save(request.round, tree.to(trained.client, "cpu"), keep=request.state)
+            with _private("the client's state could not be saved on the node"):
+                states.save(request.round, tree.to(trained.client, "cpu"), keep=request.state)
             reply["fresh"] = lost_state
         if self.report_loss:
             reply["loss"] = float(trained.losses.double().mean())
@@ -196,7 +204,8 @@ def client_app(
 
     A node sends what the method's `finish` uploads, and nothing else unless `report_loss` is set. The node's own config
     (`flower-supernode --node-config`) sets `client-id`, the client that the node is; `state-dir`, the folder of a
-    stateful method's state; `device`; `methods`, the methods it takes part in; and `dry-run`.
+    stateful method's state; `device`; `methods`, the methods it takes part in; `max-epochs`, the most epochs that it
+    trains in a round; and `dry-run`.
 
     Parameters
     ----------
@@ -261,6 +270,40 @@ def _read_all(examples: Any) -> tuple[Any, Any]:
     return (rest if len(rest) > 1 else next(iter(rest.values()))), batch[label]
 
 
+@contextmanager
+def _private(what: str) -> Iterator[None]:
+    """Log an error on this node, and raise one without its text: whatever a ClientApp raises is sent to the server."""
+    try:
+        yield
+    except Exception as error:
+        log.exception("%s", what)
+        kind = type(error).__name__
+        raise FedkeepError(f"{what} ({kind}); its log has the details", key="node", value=kind) from error
+
+
+def _read_broadcast(message: Message, task: Task) -> Tree:
+    """Return what the server has sent; raise unless its weights are this model's, and all numbers are finite."""
+    try:
+        shared = records.from_records(message.content)
+        same = tree_spec(shared["params"]) == tree_spec(task.init)
+        finite = all(bool(t.isfinite().all()) for t in tree.leaves(shared) if t.is_floating_point())
+    except FedkeepError:
+        raise
+    except Exception as error:
+        raise FedkeepError(f"the request's weights cannot be read: {one_line(error)}", key="params") from error
+    if not same:
+        raise ModelError("the server's weights are not those of this node's model", key="params")
+    if not finite:
+        raise FedkeepError("the server has sent NaN or infinite numbers", key="params")
+    return shared
+
+
+def _require_reasonable_augmentation(settings: Settings, examples: Examples) -> None:
+    """Raise if a server asks for a padding that is larger than the image."""
+    if settings.augment:
+        require_whole("augment.crop", settings.augment.crop, high=max(examples.image))
+
+
 def _require_same_task(task: Task, examples: Examples, request: TrainRequest) -> None:
     """Raise unless this node's model and labels fit the federation's."""
     if (own := messages.constants_hash(task)) != request.constants:
@@ -273,7 +316,7 @@ def _require_same_task(task: Task, examples: Examples, request: TrainRequest) ->
     label = int(examples.y.max())
     if label >= request.n_classes:
         raise DataError(
-            f"this node has the label {label}, but the federation's classes are 0 to {request.n_classes - 1}",
+            f"this node has a label beyond the federation's classes, 0 to {request.n_classes - 1}",
             key="data_fn",
             value=label,
         )

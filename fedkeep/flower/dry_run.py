@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tomllib
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +15,7 @@ from flwr.common.config import flatten_dict, parse_config_args
 
 from fedkeep import tree
 from fedkeep._util.text import one_line
+from fedkeep._util.toml import parse_toml
 from fedkeep.data.augment import InputPipeline
 from fedkeep.engine import device
 from fedkeep.engine.settings import Settings
@@ -116,9 +116,9 @@ def as_dict(result: DryRun) -> dict[str, Any]:
 def load_app(folder: Path) -> tuple[Node, dict[str, Any]]:
     """Return the node of the app in a folder, and the app's config as Flower flattens it."""
     try:
-        about = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+        about = parse_toml((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
         module, _, name = about["components"]["clientapp"].partition(":")
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+    except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{folder} is not a Flower app: it has no pyproject.toml with a clientapp in [tool.flwr.app.components]",
             key="app",

@@ -103,8 +103,6 @@ class FederationServer:
         """Apply a finished round: replace the server's tree, evaluate, record and save."""
         state, number = self.state, record["round"]
         if self.settings.private:
-            if record["cohort"]:
-                self.releases.add(number, record["cohort"])
             record.update(privacy.public_record(record))
             record["epsilon"] = privacy.epsilon(self.settings, self.releases.cohorts)
         state.server = server
@@ -189,12 +187,14 @@ def _open_folder(
         federation.releases = Releases(path / RELEASES, federation.run)
         return
     federation.run = _require_same_run(path, about)
+    if federation.settings.private:
+        federation.releases = Releases(path / RELEASES, federation.run)
     if federation.state.attach(RunFolder.open(path), ClientStore(), federation.task.device, from_round):
         federation.resumed_from = federation.state.round
         log.warning("resuming %s after round %d", path, federation.state.round)
     if federation.settings.private:
         try:
-            federation.releases = Releases(path / RELEASES, federation.run, federation.state.history.records)
+            federation.releases.require_all_of(federation.state.history.records)
         except RunError:
             federation.state.close()
             raise
@@ -228,10 +228,11 @@ def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str,
     """Return what is written to experiment.toml."""
     method, settings, task = federation.method, federation.settings, federation.task
     source = data.name if data else "federation"
+    made_by = {**provenance.made_by("flower", task, federation.threads), **provenance.identity(method, task, data)}
     return {
         **provenance.experiment_dict(method, settings, task, source, federation.n_clients),
         "checkpoint_every": 1,
-        "made_by": {**provenance.made_by("flower", task, federation.threads), "run": federation.run},
+        "made_by": {**made_by, "run": federation.run},
     }
 
 

@@ -7,6 +7,7 @@ request is for the method that its own app runs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,7 +17,8 @@ from torch import nn
 
 from fedkeep import methods
 from fedkeep._util.rng import seeded
-from fedkeep._util.validate import require_choice
+from fedkeep._util.text import one_line
+from fedkeep._util.validate import require_choice, require_number, require_whole
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.method import FedAvg
@@ -30,6 +32,21 @@ CLIENT_SETTINGS = (
     "epochs", "batch_size", "momentum", "weight_decay", "optimizer", "clip_norm", "augment", "seed", "dtype",
     "autocast", "tf32", "deterministic", "threads",
 )  # fmt: skip
+
+
+LARGEST = 2**31 - 1
+WHOLE_FIELDS = {  # of a request, with their ranges
+    "round": (1, LARGEST), "client": (0, LARGEST), "state": (0, LARGEST), "n_clients": (1, LARGEST),
+    "n_classes": (1, 10**7),
+}  # fmt: skip
+TEXT_FIELDS = {
+    "run": "[0-9a-f]{8,64}",
+    "constants": "[0-9a-f]{0,128}",
+    "method": ".{2,20000}",
+    "settings": ".{2,20000}",
+}
+LARGEST_SETTINGS = {"batch_size": LARGEST, "threads": 1024}
+MAX_EPOCHS = 1000  # that a node trains in a round, unless its config has `max-epochs`
 
 
 @dataclass(frozen=True)
@@ -53,17 +70,29 @@ class TrainRequest:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TrainRequest:
-        """Return the request in a message's config."""
+        """Return the request in a message's config; raise unless every field has the type and range of a real one."""
         version = config.get("version")
-        if version != VERSION:
+        if version != VERSION or isinstance(version, bool):
             raise FedkeepError(
-                f"the server uses version {version} of fedkeep's protocol, this node version {VERSION}: install the "
-                "same fedkeep on both",
+                f"the server uses version {version!r:.40} of fedkeep's protocol, this node version {VERSION}: install "
+                "the same fedkeep on both",
                 key="version",
                 value=version,
                 valid=[VERSION],
             )
-        return cls(**{key: config[key.replace("_", "-")] for key in cls.__dataclass_fields__})
+        values = {key: config.get(key.replace("_", "-")) for key in cls.__dataclass_fields__}
+        for key, (low, high) in WHOLE_FIELDS.items():
+            require_whole(key, values[key], low, high)
+        require_number("lr", values["lr"], above=0, high=1e6)
+        for key, pattern in TEXT_FIELDS.items():
+            text = values[key]
+            if not isinstance(text, str) or not re.fullmatch(pattern, text, flags=re.DOTALL):
+                raise FedkeepError(f"the request's {key} is not valid", key=key, value=text)
+        request = cls(**values)  # type: ignore[arg-type]
+        if not request.state < request.round or not request.client < request.n_clients:
+            key = "state" if request.state >= request.round else "client"
+            raise FedkeepError(f"the request's {key} is not valid", key=key, value=values[key])
+        return request
 
 
 def pack_settings(settings: Settings) -> str:
@@ -72,9 +101,23 @@ def pack_settings(settings: Settings) -> str:
     return json.dumps({key: values[key] for key in CLIENT_SETTINGS})
 
 
-def unpack_settings(text: str, device: str) -> Settings:
-    """Undo `pack_settings`, for a node that computes on this device."""
-    return Settings.of({**json.loads(text), "device": device, "engine": "loop"})
+def unpack_settings(text: str, device: str, max_epochs: int = MAX_EPOCHS) -> Settings:
+    """Undo `pack_settings`, for a node that computes on this device; raise if the server asks for too much."""
+    try:
+        values = json.loads(text)
+        unknown = sorted(values.keys() - set(CLIENT_SETTINGS))
+        if unknown:
+            raise FedkeepError("the request has settings that are not a client's", key=unknown[0][:40])
+        settings = Settings.of({**values, "device": device, "engine": "loop"})
+    except FedkeepError:
+        raise
+    except Exception as error:
+        raise FedkeepError(f"the request's settings cannot be read: {one_line(error)}", key="settings") from error
+    require_whole("epochs", settings.epochs, high=max_epochs, label="epochs (max-epochs in this node's config)")
+    for key, most in LARGEST_SETTINGS.items():
+        if getattr(settings, key) is not None:
+            require_whole(key, getattr(settings, key), high=most)
+    return settings
 
 
 def method_id(method: FedAvg) -> str:

@@ -190,10 +190,10 @@ class Strategy(RoundLoop):
         """Put connected clients in the place of those whose updates were rejected; return whether there were any.
 
         With `failed_too`, clients that did not reply are replaced as well. The order of those who replace others
-        depends on seed and round alone.
+        depends on seed and round alone. With differential privacy nobody is replaced: no client may decide who counts.
         """
         pending, federation, nodes = self.pending, self.federation, self.nodes
-        if pending is None:
+        if pending is None or federation.settings.private:
             return False
         order = seeds.generator(seeds.SAMPLING, federation.settings.seed, pending.number, 1)
         free = [
@@ -257,6 +257,8 @@ class Strategy(RoundLoop):
         if not pending.uploads:
             log.warning("round %d: none of the sampled clients has examples; nothing changes", pending.number)
             return present, None
+        if self.federation.settings.private:  # clipping bounds every client; none may decide whether others count
+            return self._aggregate(pending), None
         try:
             server = self._aggregate(pending)
         except MethodError:
@@ -272,6 +274,8 @@ class Strategy(RoundLoop):
         if self.equal_weights:
             uploads = robust.with_equal_n(uploads)
         cohort = server_hooks.make_cohort(federation.settings, ids, pending.number)
+        if federation.settings.private:
+            federation.releases.add(pending.number, ids)
         with device.numerics(federation.settings, task.device, federation.threads):
             method, settings, source = federation.method, federation.settings, privacy.system_bytes
             return server_hooks.aggregate(method, task, federation.state.server, uploads, cohort, settings, source)

@@ -38,8 +38,8 @@ class Options:
     seed: int = 0  # of t-SNE, random directions and noise
 
     def __post_init__(self) -> None:
-        for name, low in (("samples", 2), ("steps", 2), ("seed", 0)):
-            require_whole(name, getattr(self, name), low=low)
+        for name, low, high in (("samples", 2, None), ("steps", 2, 1001), ("seed", 0, None)):
+            require_whole(name, getattr(self, name), low=low, high=high)
         require_number("span", self.span, above=0)
         require_choice("directions", self.directions, DIRECTIONS)
 

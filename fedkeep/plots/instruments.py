@@ -52,7 +52,8 @@ def divergence(r: dict[str, Any], clients: list[int]) -> Any:
         ends = np.array([x.min(), x.max()])
         axes.plot(ends, fit["slope"] * ends + fit["intercept"], color=COLOURS[1], linewidth=1)
         axes.set_title(f"r = {fit['pearson']:.2f}", fontweight="normal")
-    axes.set(xlabel=r"distribution distance  $|A_G - p_k|_1$", ylabel=r"weight divergence  $\|w - w_k\|$")
+    axes.set_xlabel(r"distribution distance  $|A_G - p_k|_1$", parse_math=True)
+    axes.set_ylabel(r"weight divergence  $\|w - w_k\|$", parse_math=True)
     return fig
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from fedkeep import forgetting as fg
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.anatomy import loss_by_class
-from fedkeep.analysis.groups import Group, Run, group_runs
+from fedkeep.analysis.groups import Group, Run
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
 from fedkeep.plots.style import (
     COLOUR_SCALE,
@@ -35,18 +36,25 @@ log = logging.getLogger("fedkeep")
 def plot(
     paths: Sequence[str | Path], folder: str | Path, formats: str = "pdf,png", only: Sequence[str] = ()
 ) -> list[Path]:
-    """Draw runs into a folder and return the files; a plot without data is skipped with a warning."""
+    """Draw runs into a folder and return the files; a plot without data is skipped with a warning.
+
+    Different problems are drawn into different files, which end in the number of the problem.
+    """
     names = [require_choice("only", name, PLOTS, "plot") for name in only] or list(PLOTS)
     extensions = parse_formats(formats)
     with plot_style():
-        groups, folder = group_runs(paths), make_folder(folder)
+        problems, folder = read_runs(paths).problems, make_folder(folder)
         files = []
-        for name in names:
-            plotted = PLOTS[name](groups)
-            if isinstance(plotted, str):
-                log.warning("plot %s is skipped: %s", name, plotted)
-            else:
-                files += save(plotted, folder, name, extensions)
+        for number, problem in enumerate(problems, start=1):
+            several = len(problems) > 1
+            for name in names:
+                plotted = PLOTS[name](problem.groups)
+                if isinstance(plotted, str):
+                    log.warning("plot %s is skipped: %s", name, plotted)
+                    continue
+                if several:
+                    plotted.suptitle(problem.title, fontsize=8)
+                files += save(plotted, folder, f"{name}-{number}" if several else name, extensions)
     return files
 
 

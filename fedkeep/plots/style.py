@@ -31,6 +31,8 @@ _SETTINGS = {
     "lines.linewidth": 1.4,
     "pdf.fonttype": 42,  # TrueType: text stays text, as publishers require
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a $ in a name is a $
+    "text.usetex": False,
     "savefig.dpi": 300,
 }
 

@@ -7,7 +7,9 @@ the rounds that a screen can show. Everything else is plain JSON.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,13 @@ import numpy as np
 from fedkeep import forgetting
 from fedkeep._util import arrays
 from fedkeep._util.json import flatten, without_nan
+from fedkeep._util.text import printable
 from fedkeep._util.version import __version__
 from fedkeep.analysis.anatomy import Anatomy
-from fedkeep.analysis.groups import Group, Run
+from fedkeep.analysis.compare import rank_groups
+from fedkeep.analysis.groups import Group, Problem, Run
+from fedkeep.analysis.run_set import RunSet
+from fedkeep.analysis.sentences import list_names
 from fedkeep.data import partition
 from fedkeep.reports.verdict import reference, verdict
 from fedkeep.runs import label_counts
@@ -26,29 +32,71 @@ STEPS, ABSENT = 200, 255  # accuracy 1.0 and "no such class", as bytes
 MAX_POINTS = 400  # of a curve, or columns of a heat map
 MAX_CLIENTS = 40  # of one round's anatomy
 HEAT_BYTES, ANATOMY_BYTES = 1_000_000, 2_000_000  # of the whole page, before base64
+SPLIT_CELLS = 200_000  # of the whole page
 BINS = 40
 
 
-def page_data(groups: Iterable[Group]) -> dict[str, Any]:
-    """Return everything that the page shows of these groups of runs, as JSON-compatible data."""
-    groups = list(groups)
-    runs = [run for group in groups for run in group.runs]
-    comparable = [group for group in groups if np.isfinite(group.mean["forgetting"])]
-    result = verdict(groups)
-    splits: dict[str, dict[str, Any]] = {}
-    n_columns = _rounds_within(HEAT_BYTES, [run.class_accuracy.shape[1] for run in runs])
-    n_anatomies = _rounds_within(ANATOMY_BYTES, [_anatomy_bytes(run) for run in runs])
-    edges = _bin_edges(groups)
+def page_data(runs: RunSet) -> dict[str, Any]:
+    """Return everything that the page shows of these runs, problem by problem, as JSON-compatible data."""
+    budget = _Budget.of(runs.groups)
+    problems = [_problem_data(problem, budget) for problem in runs.problems]
     data = {
         "made_by": f"fedkeep {__version__}",
+        "verdict": _page_verdict(problems, runs),
+        "problems": problems,
+        "left_out": runs.left_out_as_data(),
+    }
+    return without_nan(data)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """How much of every run fits on the page."""
+
+    columns: int  # of a heat map
+    anatomies: int
+    clients: int  # of a split
+
+    @classmethod
+    def of(cls, groups: list[Group]) -> _Budget:
+        runs = [run for group in groups for run in group.runs]
+        classes = [run.class_accuracy.shape[1] for run in runs]
+        seeds = len({(group.setting.get("data", {}).get("source"), run.seed) for group in groups for run in group.runs})
+        return cls(
+            _rounds_within(HEAT_BYTES, classes),
+            _rounds_within(ANATOMY_BYTES, [_anatomy_bytes(run) for run in runs]),
+            max(2, SPLIT_CELLS // max(1, max(classes, default=1) * seeds)),
+        )
+
+
+def _page_verdict(problems: list[dict[str, Any]], runs: RunSet) -> dict[str, Any]:
+    """Return the verdict on the only problem; of several, that they are not compared with each other."""
+    names = [Path(entry["run"]).name for entry in runs.left_out_as_data()]
+    left_out = [f"Left out: {list_names(names)}."] if names else []
+    if len(problems) == 1:
+        [only] = problems
+        return {"headline": only["verdict"]["headline"], "details": [*only["verdict"]["details"], *left_out]}
+    headline = f"These runs solve {len(problems)} different problems, which are not compared with each other."
+    return {"headline": headline, "details": left_out}
+
+
+def _problem_data(problem: Problem, budget: _Budget) -> dict[str, Any]:
+    groups = problem.groups
+    comparable = [group for group in groups if np.isfinite(group.mean["forgetting"])]
+    finished = [group for group in comparable if group.finished]
+    result = verdict(groups)
+    splits: dict[str, dict[str, Any]] = {}
+    edges = _bin_edges(groups)
+    return {
+        "title": problem.title,
         "verdict": {"headline": result.headline, "details": result.details},
-        "reference": groups.index(reference(comparable)) if comparable else 0,
+        "reference": groups.index(reference(finished or comparable)) if comparable else 0,
+        "ranks": rank_groups({group.label: group for group in groups}),
         "drop_edges": edges,
-        "groups": [_group_data(group, edges, n_columns, n_anatomies, splits) for group in groups],
+        "groups": [_group_data(group, edges, budget, splits) for group in groups],
         "splits": list(splits.values()),
         "shared": _shared_settings(groups),
     }
-    return without_nan(data)  # type: ignore[no-any-return]
 
 
 def pack(accuracy: Any) -> str:
@@ -73,13 +121,11 @@ def _anatomy_bytes(run: Run) -> int:
     return max(2 * (min(len(a.ids), MAX_CLIENTS) + 2) * len(a.before) for a in run.anatomies)
 
 
-def _group_data(
-    group: Group, edges: np.ndarray, n_columns: int, n_anatomies: int, splits: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
+def _group_data(group: Group, edges: np.ndarray, budget: _Budget, splits: dict[str, dict[str, Any]]) -> dict[str, Any]:
     runs = sorted(group.runs, key=lambda run: run.seed)
     return {
         "label": group.label,
-        "method": group.setting["method"]["name"],
+        "method": printable(group.setting["method"]["name"]),
         "status": group.status,
         "classes": runs[0].class_accuracy.shape[1],
         "mean": group.mean,
@@ -89,16 +135,19 @@ def _group_data(
         "curve": _curve(runs),
         "drops": _drops(group, edges),
         "setting": _texts(group.setting),
-        "runs": [_run_data(run, n_columns, n_anatomies, splits) for run in runs],
+        "runs": [_run_data(run, budget, splits) for run in runs],
     }
 
 
 def _curve(runs: list[Run]) -> dict[str, Any]:
-    """Return the mean accuracy over seeds and its standard deviation."""
-    shown = arrays.evenly_spaced(len(runs[0].rounds), MAX_POINTS)
-    accuracy = np.stack([run.accuracy for run in runs])[:, shown]
+    """Return the mean accuracy over seeds and its standard deviation, in the rounds that all runs evaluated."""
+    common = sorted(set.intersection(*(set(run.rounds.tolist()) for run in runs)))
+    rounds = np.array(common or runs[0].rounds)  # a callback may have stopped one run before the next's first round
+    runs = runs if common else runs[:1]
+    shown = arrays.evenly_spaced(len(rounds), MAX_POINTS)
+    accuracy = np.stack([run.accuracy[np.isin(run.rounds, rounds)] for run in runs])[:, shown]
     spread = accuracy.std(0, ddof=1) if len(accuracy) > 1 else np.zeros(len(shown))
-    return {"rounds": runs[0].rounds[shown], "mean": accuracy.mean(0).round(4), "spread": spread.round(4)}
+    return {"rounds": rounds[shown], "mean": accuracy.mean(0).round(4), "spread": spread.round(4)}
 
 
 def _round_forgetting(group: Group) -> np.ndarray:
@@ -119,21 +168,21 @@ def _drops(group: Group, edges: np.ndarray) -> dict[str, Any]:
     return {"counts": counts, "quartiles": quartiles, "largest": lost.max(initial=0), "number": len(lost)}
 
 
-def _run_data(run: Run, n_columns: int, n_anatomies: int, splits: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    shown = arrays.evenly_spaced(len(run.rounds), n_columns)
+def _run_data(run: Run, budget: _Budget, splits: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    shown = arrays.evenly_spaced(len(run.rounds), budget.columns)
     about = run.history.about
     return {
         "seed": run.seed,
-        "folder": run.history.folder.name if run.history.folder else "",
-        "reached": run.history.records[-1]["round"],
-        "planned": about["train"]["rounds"],
+        "folder": printable(run.history.folder.name) if run.history.folder else "",
+        "reached": run.last_round,
+        "planned": run.planned_rounds,
         "summary": run.summary,
         "rounds": run.rounds[shown],
         "class_accuracy": pack(run.class_accuracy[shown]),
         "below_best": run.below_best.round(4),
-        "anatomy": _anatomy_data(run.anatomies, n_anatomies),
-        "split": _split_index(run, splits),
-        "made_by": _texts(about.get("made_by", {})),
+        "anatomy": _anatomy_data(run.anatomies, budget.anatomies),
+        "split": _split_index(run, splits, budget.clients),
+        "made_by": _texts({key: value for key, value in about.get("made_by", {}).items() if key != "layers"}),
     }
 
 
@@ -162,7 +211,7 @@ def _label_shares(counts: np.ndarray) -> np.ndarray:
     return np.asarray(np.ceil(shares * STEPS) / STEPS)
 
 
-def _split_index(run: Run, splits: dict[str, dict[str, Any]]) -> int | None:
+def _split_index(run: Run, splits: dict[str, dict[str, Any]], most: int) -> int | None:
     """Add the run's split to `splits` and return its index there; methods with the same seed share one."""
     split = label_counts.label_counts_of(run.history)
     counts = np.array(split["counts"]) if split else np.zeros((0, 0))
@@ -172,7 +221,14 @@ def _split_index(run: Run, splits: dict[str, dict[str, Any]]) -> int | None:
     options = ", ".join(f"{key} {value}" for key, value in about["split"].items() if key not in ("kind", "n_clients"))
     title = f"{about['data'].get('source', 'data')}: {about['split'].get('kind', 'own split')}"
     title = f"{title} ({options})" if options else title
-    split = {**split, "title": title, "summary": partition.summarize_label_counts(counts)}
+    shown = arrays.evenly_spaced(len(counts), most)
+    split = {
+        "clients": split["clients"],
+        "ids": [split["ids"][k] for k in shown],
+        "counts": counts[shown].tolist(),
+        "title": printable(title),
+        "summary": partition.summarize_label_counts(counts),
+    }
     splits.setdefault(repr(split), split)
     return list(splits).index(repr(split))
 
@@ -184,5 +240,5 @@ def _shared_settings(groups: list[Group]) -> dict[str, str]:
 
 
 def _texts(table: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten nested settings and convert the values to text."""
-    return {key: str(value) for key, value in flatten(table).items()}
+    """Flatten nested settings and convert the values to text, without characters that cannot be shown."""
+    return {printable(key): printable(value) for key, value in flatten(table).items()}

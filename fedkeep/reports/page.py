@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedkeep.analysis.groups import group_runs
+from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.reports.data import page_data
 from fedkeep.runs.files import write_atomic
 
@@ -19,9 +19,9 @@ STATIC = Path(__file__).parent / "static"
 SCRIPTS = ("base.js", "charts.js", "sections.js", "table.js", "main.js")
 
 
-def write(runs: Iterable[str | Path], output: Path, title: str = "fedkeep report") -> dict[str, Any]:
-    """Write the page of these runs and return its data."""
-    data = page_data(group_runs(runs))
+def write(runs: RunSet | Iterable[str | Path], output: Path, title: str = "fedkeep report") -> dict[str, Any]:
+    """Write the page of these runs, given as paths or as read by `read_runs`, and return its data."""
+    data = page_data(runs if isinstance(runs, RunSet) else read_runs(runs))
     write_atomic(output, render(data, title).encode())
     return data
 
@@ -41,10 +41,16 @@ def render(data: dict[str, Any], title: str = "fedkeep report", live: bool = Fal
         "style": style,
         "headline": escape(data["verdict"]["headline"]),
         "details": "".join(f"<li>{escape(line)}</li>" for line in data["verdict"]["details"]),
+        "problems": "".join(_problem_item(problem) for problem in data["problems"] if len(data["problems"]) > 1),
         "data": embed({**data, "live": live}),
         "script": script,
     }
     return fill((STATIC / "page.html").read_text(encoding="utf-8"), parts)
+
+
+def _problem_item(problem: dict[str, Any]) -> str:
+    """Return a problem's entry in the list on top of the page, which can be read without JavaScript."""
+    return f"<li><b>{escape(problem['title'])}</b> {escape(problem['verdict']['headline'])}</li>"
 
 
 def embed(value: Any) -> str:

@@ -1,14 +1,16 @@
-"""The result of a report in sentences: which method forgets least, how accurate it is, and where forgetting happens."""
+"""The result of one problem in sentences: which method forgets least, how accurate it is, where forgetting happens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedkeep._util.text import format_mean, join_names
+from fedkeep.analysis.compare import ordered
 from fedkeep.analysis.groups import Group
+from fedkeep.analysis.sentences import excluded, list_names, nothing_learned, remarks, tied_with_first
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,21 @@ class Verdict:
 
 
 def verdict(groups: list[Group]) -> Verdict:
-    """Return what these runs show, with warnings about what limits the comparison."""
-    ranked = sorted((g for g in groups if np.isfinite(g.mean["forgetting"])), key=lambda g: g.mean["forgetting"])
+    """Return what the runs of one problem show, with warnings about what limits the comparison.
+
+    Groups that are not finished, and groups that never learned anything, are left out of the result.
+    """
+    finished = [g for g in groups if g.finished]
+    if not finished:
+        return Verdict(_progress(groups), _warnings(groups))
+    if not any(g.learned for g in finished):
+        return Verdict(nothing_learned(finished), [*_accuracies(finished), *_warnings(groups)])
+    ranked = ordered(groups, "forgetting")
     if not ranked:
         return Verdict("No result yet: forgetting needs at least two evaluated rounds.", _warnings(groups))
     headline = _single_group(ranked[0]) if len(ranked) == 1 else _ranking(ranked)
-    return Verdict(headline, [*_runner_up(ranked), *_phase_details(ranked), *_warnings(groups)])
+    details = [*_runner_up(ranked), *_forgotten_classes(ranked), *_phase_details(ranked)]
+    return Verdict(headline, [*details, *_warnings(groups)])
 
 
 def reference(groups: list[Group]) -> Group:
@@ -43,36 +54,73 @@ def format_points(share: float) -> str:
     return f"{share * 100:.1f}" if 0.0005 <= abs(share) < 0.0095 else f"{share * 100:.0f}"
 
 
+def _in_points(share: float) -> str:
+    points = format_points(share)
+    return f"{points} point{'s' * (points != '1')}"
+
+
+def _progress(groups: list[Group]) -> str:
+    """Return how far runs are of which none is finished."""
+    if len(groups) > 1:
+        return f"No run is finished, so nothing is compared yet: {list_names([g.label for g in groups], most=3)}."
+    [group] = groups
+    planned = group.runs[0].planned_rounds
+    return f"{group.label} is at {_format_accuracy(group)} accuracy; {planned} rounds were planned."
+
+
+def _accuracies(groups: list[Group]) -> list[str]:
+    low, high = (pick(g.mean["final"] for g in groups) for pick in (min, max))
+    return [f"Final accuracy: {low:.1%}." if high - low < 5e-4 else f"Final accuracy: {low:.1%} to {high:.1%}."]
+
+
 def _single_group(group: Group) -> str:
-    return (
-        f"{group.label} ends at {_format_accuracy(group)} accuracy, with its classes {_below_best(group)} on average; "
-        f"it forgets {_worst_classes(group)}{_main_phase(group)}."
-    )
+    accuracy = _format_accuracy(group)
+    return f"{group.label} ends at {accuracy} accuracy, with its classes {_below_best(group)} on average."
 
 
 def _ranking(ranked: list[Group]) -> str:
-    least, base = ranked[0], reference(ranked)
-    other = base if base is not least else ranked[-1]
+    best = tied_with_first(ranked, "forgetting")
+    if len(best) == len(ranked):
+        return _all_equal(ranked)
+    least, base = best[0], reference(ranked)
+    other = base if base not in best else ranked[-1]
+    if len(best) > 1:
+        names = list_names([g.label for g in best], most=3)
+        points = format_points(other.mean["forgetting"])
+        return f"{names} forget least, and equally: their classes end {_below_best(least)} ({other.label}: {points})."
     return (
         f"{least.label} forgets least: its classes end {_below_best(least)} "
         f"({other.label}: {format_points(other.mean['forgetting'])}; {_seed_count(least, other)}), "
-        f"{_accuracy_clause(ranked, least)}; "
-        f"{other.label} forgets {_worst_classes(other)}{_main_phase(other)}."
+        f"{_accuracy_clause(ranked, least)}."
     )
+
+
+def _all_equal(ranked: list[Group]) -> str:
+    number = "Both" if len(ranked) == 2 else f"All {len(ranked)} groups"
+    text = f"{number} forget equally: their classes end {_below_best(ranked[0])}"
+    best = tied_with_first(by_accuracy := ordered(ranked, "final"), "final")
+    if len(best) == len(ranked):
+        return f"{text}, and they are equally accurate ({_format_accuracy(ranked[0])})."
+    names = list_names([g.label for g in best], most=3)
+    has = "has" if len(best) == 1 else "have"
+    return f"{text}; {names} {has} the highest final accuracy ({_format_accuracy(by_accuracy[0])})."
 
 
 def _below_best(group: Group) -> str:
     lost = group.mean["forgetting"]
-    return f"{format_points(lost)} points below their best" if lost > 0 else "at their best"
+    return f"{_in_points(lost)} below their best" if lost > 0 else "at their best"
 
 
 def _accuracy_clause(groups: list[Group], least: Group) -> str:
-    most_accurate = max(groups, key=lambda g: g.mean["final"])
-    if most_accurate is least:
-        return f"and it also has the highest final accuracy ({_format_accuracy(least)})"
+    best = tied_with_first(ordered(groups, "final"), "final")
+    if least in best:
+        others = [g.label for g in best if g is not least]
+        shared = f", as {'has' if len(others) == 1 else 'have'} {list_names(others, most=2)}" if others else ""
+        return f"and it also has the highest final accuracy ({_format_accuracy(least)}{shared})"
+    names = list_names([g.label for g in best], most=2)
     return (
-        f"but {most_accurate.label} has a higher final accuracy "
-        f"({_format_accuracy(most_accurate)}, compared with {_format_accuracy(least)})"
+        f"but {names} {'has' if len(best) == 1 else 'have'} a higher final accuracy "
+        f"({_format_accuracy(best[0])}, compared with {_format_accuracy(least)})"
     )
 
 
@@ -86,12 +134,15 @@ def _seed_count(least: Group, other: Group) -> str:
     return f"lower on {fewer} of {len(shared)} seeds"
 
 
-def _worst_classes(group: Group, number: int = 3) -> str:
+def _forgotten_classes(ranked: list[Group]) -> list[str]:
+    """Return which classes the reference, or the only group, forgets most, and in which phase."""
+    group = ranked[0] if len(ranked) == 1 else reference(ranked)
     lost = group.class_forgetting
-    worst = [str(c) for c in np.argsort(-np.nan_to_num(lost, nan=-1.0), kind="stable") if lost[c] > 0][:number]
+    worst = [str(c) for c in np.argsort(-np.nan_to_num(lost, nan=-1.0), kind="stable") if lost[c] > 0][:3]
     if not worst:
-        return "no class"
-    return f"{'class' if len(worst) == 1 else 'classes'} {join_names(worst)} most"
+        return [f"{group.label} forgets no class."]
+    classes = f"{'class' if len(worst) == 1 else 'classes'} {join_names(worst)}"
+    return [f"{group.label} forgets {classes} most{_main_phase(group)}."]
 
 
 def _main_phase(group: Group) -> str:
@@ -102,14 +153,16 @@ def _main_phase(group: Group) -> str:
 
 
 def _runner_up(ranked: list[Group]) -> list[str]:
-    if len(ranked) < 3:
+    best = tied_with_first(ranked, "forgetting")
+    if len(ranked) < 3 or len(best) > 1:
         return []
     first, second = ranked[:2]
     gap = second.mean["forgetting"] - first.mean["forgetting"]
     spread = float(np.nanmax([0.0, first.spread["forgetting"], second.spread["forgetting"]]))
-    points = format_points(second.mean["forgetting"])
-    tie = f"; the gap is within the spread over seeds ({format_points(spread)} points)" if gap < spread else ""
-    return [f"{second.label} forgets second least ({points} points){tie}."]
+    points = _in_points(second.mean["forgetting"])
+    close = f"; the gap is within the spread over seeds ({_in_points(spread)})" if gap < spread else ""
+    seconds = [g.label for g in tied_with_first(ranked[1:], "forgetting")]
+    return [f"{list_names(seconds)} forget{'s' * (len(seconds) == 1)} second least ({points}){close}."]
 
 
 def _phase_details(ranked: list[Group]) -> list[str]:
@@ -118,8 +171,8 @@ def _phase_details(ranked: list[Group]) -> list[str]:
     for group in {g.label: g for g in (reference(ranked), ranked[0])}.values():
         if (losses := group.loss_by_phase) is not None:
             details.append(
-                f"In a round of {group.label}, a class loses {format_points(losses['local'])} points in local training "
-                f"and {format_points(losses['aggregation'])} points in aggregation, on average over clients."
+                f"In a round of {group.label}, a class loses {_in_points(losses['local'])} in local training "
+                f"and {_in_points(losses['aggregation'])} in aggregation, on average over clients."
             )
     return details or ["The phase of a round in which classes are forgotten was not recorded: use eval_local_every=1."]
 
@@ -137,19 +190,18 @@ def _privacy(groups: list[Group]) -> list[str]:
 
 def _warnings(groups: list[Group]) -> list[str]:
     warnings = _privacy(groups)
-    if all(len(g.runs) == 1 for g in groups):
+    if len(groups) > 1 and all(len(g.runs) == 1 for g in groups):
         warnings.append("One seed each: differences may be due to chance. Repeat with, say, --sweep seed=0,1,2.")
-    for status, name in (("unfinished", "Not finished"), ("diverged", "Diverged")):
-        if labels := [g.label for g in groups if g.status == status]:
-            warnings.append(f"{name}: {join_names(labels)}.")
-    differing = _differing_settings([g.setting for g in groups])
-    if differing:
+    warnings += [*excluded(groups), *remarks(groups)]
+    if differing := _differing_settings(groups):
         warnings.append(f"The runs differ not only in the method, but also in: {join_names(differing)}.")
     return warnings
 
 
-def _differing_settings(settings: list[dict[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for setting in settings for key in setting if key != "method")
+def _differing_settings(groups: Sequence[Group]) -> list[str]:
+    """Return the tables in which groups differ: the method's own apart, and the names that the user gave."""
+    settings = [g.setting for g in groups]
+    keys = dict.fromkeys(key for setting in settings for key in setting if key not in ("method", "label"))
     return [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -10,12 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedkeep.analysis.groups import group_runs
+from fedkeep._util.text import one_line, printable
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.reports.data import page_data
 from fedkeep.reports.page import embed, render
 from fedkeep.runs.files import ROUNDS
 from fedkeep.runs.reading import find_runs
+
+log = logging.getLogger("fedkeep")
 
 HOST = "127.0.0.1"
 PAUSE_FACTOR = 4  # pause between two renderings, in units of their duration: at most a fifth of the time is rendering
@@ -38,19 +43,21 @@ class Source:
                 return self._data
             started = time.monotonic()
             try:
-                stamps = [(path, *_stamp(path / ROUNDS)) for path in find_runs(self.runs)]
+                stamps = [(path, *_stamp(path / ROUNDS), *_stamp(path)) for path in find_runs(self.runs)]
                 if stamps != self._stamps:
-                    self._data = page_data(group_runs(self.runs))
+                    self._data = page_data(read_runs(self.runs))
                     self._stamps = stamps
             except FedkeepError as error:  # no round yet, or a folder is being created, moved or removed
-                self._data = self._data if self._data["groups"] else _waiting(f"Waiting: {error}.")
+                self._data = self._data if self._data["problems"] else _waiting(f"Waiting: {printable(error)}.")
+            except Exception as error:  # whatever a folder contains, every request is answered
+                log.warning("the page could not be updated: %s: %s", type(error).__name__, printable(one_line(error)))
             ended = time.monotonic()
             self._next_update = ended + PAUSE_FACTOR * (ended - started)
             return self._data
 
 
 def _waiting(headline: str) -> dict[str, Any]:
-    return {"verdict": {"headline": headline, "details": []}, "groups": []}
+    return {"verdict": {"headline": headline, "details": []}, "problems": [], "left_out": []}
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -72,13 +79,24 @@ def serve(runs: Sequence[str | Path], port: int) -> ThreadingHTTPServer:
 
     Handler.source = source
     try:
-        return ThreadingHTTPServer((HOST, port), Handler)
+        return _Server((HOST, port), Handler)
     except OSError as error:
         raise RunError(
             f"cannot listen on port {port} ({error.strerror}): choose another port, or 0 for any free port",
             key="port",
             value=port,
         ) from None
+
+
+class _Server(ThreadingHTTPServer):
+    """The server; a browser that closes its connection is no error."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print a traceback, unless the client has gone."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -112,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")  # which a page cannot say of itself
+        self.send_header("X-Frame-Options", "DENY")
         if etag:
             self.send_header("ETag", etag)
         self.end_headers()

@@ -11,13 +11,13 @@ A cell's experiment merges these in this order: setting, column, quick, row, the
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_choice
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
@@ -189,9 +189,11 @@ def load(name: str) -> Table:
 def read(path: Path, name: str) -> Table:
     """Read a table's specification from a file."""
     try:
-        return Table(**tomllib.loads(path.read_text()), name=name)
-    except tomllib.TOMLDecodeError as error:
+        tables = parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}", key=path.name) from None
+    try:
+        return Table(**{**tables, "name": name})
     except ValidationError as error:
         raise _with_prefix(str(path), first_error("", error)) from None
 

@@ -85,6 +85,7 @@ class RunFolder:
         self._lock = _locked(path / LOCK)
         try:
             self._rounds = open_to_append(path / ROUNDS)
+            remove_partial_files(path)
         except BaseException:
             self._lock.release()
             raise
@@ -229,9 +230,10 @@ class RunFolder:
         if self.run is not None:
             set_aside(self.path, saved.round, read_bytes(self.path / ROUNDS)[saved.header.offset :], self.run)
             self._abandoned = last_abandoned_round(self.path)
+            if self._abandoned is None or self._abandoned <= saved.round:
+                delete_abandoned(self.path)  # left by a process that was killed before it did
         self._cut(saved.header.offset)
         self._forget_divergence()
-        remove_partial_files(self.path)
         states.restore(saved.clients, older, postpone=going_back)
         self.last = self._recorded = saved.round
         self._check = saved.header.check

@@ -103,6 +103,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     ended = _read_ended(path, experiment.run)
     history = History(about["method"]["name"], _settings(about), about=about, folder=path)
     header = _read_checkpoint(history, experiment, weights)
+    read_label_counts(path)
+    read_instruments(path)
     lines = read_lines(path / ROUNDS, experiment)  # after the checkpoint: a running process writes it last
     if header is not None:
         require_lines(lines, header, experiment)
@@ -114,8 +116,6 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     if weights and ended is not None and history.saved is not None and history.saved < ended["round"]:
         log.warning("%s has no checkpoint of its last round; the history is loaded without weights", path)
         history.params, history.saved = {}, None
-    read_label_counts(path)
-    read_instruments(path)
     history.verified = experiment.verified and history.verified
     return history
 

@@ -1,8 +1,8 @@
 """Releases of a differentially private federation: which clients took part in every model that was ever released.
 
-`releases.jsonl` has one line for each release and is only ever appended to, before the release. A federation's noise
-is new every time, so a round that is run again after going back to an earlier checkpoint spends privacy again. The
-records in `rounds.jsonl` are cut off then; these lines stay.
+`releases.jsonl` has one line for each aggregation and is only ever appended to, before noise is added. A federation's
+noise is new every time, so a round that is run again after a crash, or after going back to an earlier checkpoint,
+spends privacy again. The records in `rounds.jsonl` are cut off then; these lines stay.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedkeep.errors import RunError
+from fedkeep.runs.files import sync_folder
 from fedkeep.runs.history import Record
 
 RELEASES = "releases.jsonl"
@@ -25,15 +26,19 @@ class Releases:
     Every line has a checksum that covers the run's id and all lines before it.
     """
 
-    def __init__(self, path: Path | None = None, run: str = "", records: Iterable[Record] = ()) -> None:
+    def __init__(self, path: Path | None = None, run: str = "") -> None:
         self.cohorts: list[list[int]] = []
-        self._path, self._run, self._sum = path, run, hashlib.sha256(run.encode()).hexdigest()
-        released = self._read(path) if path is not None else []
+        self._path, self._sum = path, hashlib.sha256(run.encode()).hexdigest()
+        self._size = 0  # of the complete lines, in bytes
+        self._released = self._read(path) if path is not None else []
+
+    def require_all_of(self, records: Iterable[Record]) -> None:
+        """Raise if a recorded round is not among the releases."""
         recorded = [(record["round"], record["cohort"]) for record in records if record.get("cohort")]
-        missing = [number for number, cohort in recorded if (number, cohort) not in released]
+        missing = [number for number, cohort in recorded if (number, cohort) not in self._released]
         if missing:
             raise RunError(
-                f"{path} lacks the release of round {missing[0]}, so the privacy spent by this run is unknown",
+                f"{self._path} lacks the release of round {missing[0]}, so the privacy spent by this run is unknown",
                 key=RELEASES,
                 value=missing[0],
             )
@@ -45,12 +50,17 @@ class Releases:
         if self._path is not None:
             line = json.dumps({**entry, "sum": checksum}).encode() + b"\n"
             try:
-                with open(self._path, "ab") as file:
+                with open(self._path, "r+b" if self._path.exists() else "xb") as file:
+                    file.truncate(self._size)
+                    file.seek(self._size)
                     file.write(line)
                     file.flush()
                     os.fsync(file.fileno())
+                if not self._size:
+                    sync_folder(self._path.parent)
             except OSError as error:
                 raise RunError(f"{self._path} could not be written: {error.strerror}", key=RELEASES) from error
+            self._size += len(line)
         self.cohorts.append(clients)
         self._sum = checksum
 
@@ -75,8 +85,7 @@ class Releases:
             self._sum = checksum
             self.cohorts.append(entry["clients"])
             found.append((entry["round"], entry["clients"]))
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
+        self._size = len(whole)
         return found
 
     def _next_sum(self, entry: dict[str, object]) -> str:

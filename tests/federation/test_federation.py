@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -24,11 +25,13 @@ TROUBLE = '''
 import time
 from pathlib import Path
 
+import safetensors.torch
+import torch
 from flwr.app import Array, ArrayRecord
 
 
 def trouble(message, context, call_next):
-    """Cause the fault in the node's config: a node that is slow in a round, or one that sends NaN."""
+    """Cause the fault in the node's config: a node that is slow in a round, sends NaN, or is hostile."""
     config = context.node_config
     number = message.content["fedkeep"]["round"]
     if config.get("slow") == number:
@@ -38,7 +41,21 @@ def trouble(message, context, call_next):
     if config.get("poison") == number:
         for name, record in dict(reply.content.array_records).items():
             reply.content[name] = ArrayRecord({key: Array(a.numpy() * float("nan")) for key, a in record.items()})
+    if config.get("hostile"):
+        attack(reply, number)
     return reply
+
+
+def attack(reply, number):
+    """Send another attack in each of the first rounds."""
+    if number == 1:  # no number of examples
+        reply.content["fedkeep"]["leaves"] = safetensors.torch.save({"n": torch.zeros(0)})
+    if number == 2:  # a control variate that would spoil the run for good
+        old = reply.content["dc"]
+        reply.content["dc"] = ArrayRecord({key: Array(a.numpy() * 0 + 1000) for key, a in old.items()})
+    if number == 3:  # bytes that are no message
+        deflate = Array.deflate
+        Array.deflate = lambda self: deflate(self).replace(b"numpy.ndarray", b'numpy",,,,,,,')
 
 
 app = client_app(None, model, node_data, mods=[trouble])
@@ -65,6 +82,27 @@ def test_update_with_nan_is_rejected(tmp_path: Path) -> None:
     assert "params/" in first["failed"]["1"]
     assert "NaN" in first["failed"]["1"]
     assert second["cohort"] == [0, 1]
+
+
+def test_hostile_node_can_neither_end_nor_spoil_a_run(tmp_path: Path) -> None:
+    with Federation(tmp_path) as federation:
+        federation.link()
+        for client in range(3):
+            federation.node(client, hostile=client == 2)
+        run = federation.run(
+            app_with_trouble(tmp_path), **{"train.rounds": 4, "method.name": "scaffold", "num-clients": 3}
+        )
+        federation.wait("the last round", lambda: len(federation.rounds()) == 5, 400)
+        federation.wait("the run's end", lambda: "finished" in federation.status(run), 90)
+        assert federation.status(run) == "finished:completed", federation.logs()
+        rounds = federation.rounds()[1:]
+    assert [r["cohort"] for r in rounds] == [[0, 1], [0, 1], [0, 1], [0, 1, 2]]
+    assert [list(r.get("failed", {})) for r in rounds] == [["2"], ["2"], ["2"], []]
+    for record, part in zip(rounds, ("n ", "dc ", "cannot be read"), strict=False):
+        assert part in record["failed"]["2"], record
+    keys = json.loads((tmp_path / "run" / "client_keys.json").read_text())
+    assert sorted(keys) == ["0", "1", "2"]
+    assert all(key.startswith("SHA256:") for key in keys.values()), "the SuperLink tells every node's key"
 
 
 def test_node_killed_during_a_round_returns_with_its_state(tmp_path: Path) -> None:

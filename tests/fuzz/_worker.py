@@ -114,6 +114,7 @@ def _serve(module: str, folder: Path, mebibytes: int, pipe: Connection) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ["HF_HUB_OFFLINE"] = "1"  # no try waits for a server
     try_one = importlib.import_module(module).try_one
     _limit_memory(mebibytes)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):

@@ -36,6 +36,18 @@ def test_stacked_on_the_gpu_equals_loop_on_the_cpu(problem: Problem, name: str) 
     assert cpu.history.records[-1]["confusion"] == gpu.history.records[-1]["confusion"]
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("kind", ["median", "trimmed_mean", "clip", "krum", "multi_krum", "private"])
+def test_robust_and_private_aggregation_on_the_gpu_equal_the_cpu(problem: Problem, name: str, kind: str) -> None:
+    changes: dict[str, Any] = {"participation": 6, "aggregation": kind}
+    if kind == "private":
+        pytest.importorskip("opacus", reason="the accountant needs the extra privacy")
+        changes = {"dp_clip": 0.5, "dp_noise": 1.0}
+    cpu = problem.run(METHODS[name](), engine="loop", device="cpu", **changes)
+    gpu = problem.run(METHODS[name](), engine="stacked", device="cuda", deterministic=True, **changes)
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-9
+
+
 def test_augmentation_on_the_gpu_equals_the_cpu(problem: Problem) -> None:
     changes = {"augment": Augment(crop=1, flip=True, cutout=2)}
     cpu = problem.run(fk.methods.FedNTD(), engine="loop", **changes)

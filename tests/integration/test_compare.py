@@ -18,7 +18,9 @@ from support.synthetic import records, wave, write_run
 
 from fedkeep.analysis import compare, significance
 from fedkeep.analysis.compare import comparison_as_data, comparison_as_markdown
-from fedkeep.analysis.groups import Group, Run, group_runs, rounds_to
+from fedkeep.analysis.groups import Group, Run, rounds_to
+from fedkeep.analysis.run_set import group_runs
+from fedkeep.analysis.sentences import sentences
 from fedkeep.cli import tables
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History
@@ -124,7 +126,7 @@ def test_a_clear_difference_is_significant():
         assert found.p_sign_flip == 0.25
         assert found.significant
         assert found.as_data()["told_apart"]
-    accuracy, forgetting, notes = compare.sentences(groups)
+    accuracy, forgetting, notes = sentences(groups)
     for part in ("b ", "(90.0%)", "a ", "(75.0%)", "15.0 points", "3 seeds", "p < 0.001", "p = 0.25"):
         assert part in accuracy
     for part in ("b ", "(0.050)", "a ", "(0.200)", "0.150"):
@@ -137,23 +139,23 @@ def test_a_difference_within_the_noise_is_not_significant():
     found = differences(groups)
     assert not found["b", "a"].significant
     assert found["b", "c"].significant
-    accuracy, _, notes = compare.sentences(groups)
+    accuracy, _, notes = sentences(groups)
     assert "0.3 points" in accuracy, "(0.2 + 0 - 0.18) / 3 / 2"
     assert "3 comparisons" in notes
 
 
 def test_two_common_seeds_cannot_be_tested():
-    groups = [group("a", [0.5, 0.6, 0.7], seeds=[0, 1, 2]), group("b", [0.7, 0.6, 0.5], seeds=[1, 2, 3])]
+    groups = [group("a", [0.5, 0.6, 0.7], seeds=[0, 1, 2]), group("b", [0.7, 0.6, 0.56], seeds=[1, 2, 3])]
     [found] = compare.differences(groups, "final")
     assert found.seeds == (1, 2)
     assert math.isnan(found.p)
     assert not found.tested
     assert not found.significant
-    accuracy, _ = compare.sentences(groups)  # and no note about tests
+    accuracy, _ = sentences(groups)  # and no note about tests
     assert "2 seeds" in accuracy
     assert "p =" not in accuracy
-    assert "1 seed " in compare.sentences([group("a", [0.5]), group("b", [0.7])])[0]
-    assert "0 seeds" in compare.sentences([group("a", [0.5], [3]), group("b", [0.7])])[0]
+    assert "1 seed " in sentences([group("a", [0.5]), group("b", [0.7])])[0]
+    assert "0 seeds" in sentences([group("a", [0.5], [3]), group("b", [0.7])])[0]
 
 
 def test_runs_are_paired_by_seed_not_by_order():
@@ -171,11 +173,11 @@ def test_tests_against_one_group_are_corrected_for_fewer_comparisons():
     assert list(against_a) == [("c", "a"), ("b", "a")]
     assert against_a["b", "a"].p == all_pairs["b", "a"].p
     assert against_a["b", "a"].p_corrected <= all_pairs["b", "a"].p_corrected
-    accuracy = compare.sentences(groups, "a")[0]
+    accuracy = sentences(groups, "a")[0]
     for part in ("a (69.8%)", "c +10.5 points", "b +5.7 points"):
         assert part in accuracy
     with raises(FedkeepError, key="against", value="x", valid=["a", "b", "c"]):
-        compare.sentences(groups, "x")
+        sentences(groups, "x")
 
 
 def test_a_group_is_found_by_its_label_or_by_the_name_of_its_only_method():
@@ -197,12 +199,12 @@ def test_a_group_that_is_not_finished_is_neither_ranked_nor_tested(status: str):
     assert data["ranks"]["final"] == {"b": 1, "a": 2}
     assert {label for t in data["tests"] for label in (t["one"], t["other"])} == {"a", "b"}
     assert [(row["finished"], row["status"]) for row in data["groups"]] == [(True, "finished")] * 2 + [(False, status)]
-    excluded, *rest = compare.sentences(groups)
+    excluded, *rest = sentences(groups)
     assert "late" in excluded
     assert not any("late" in sentence for sentence in rest)
-    assert len(compare.sentences(groups[1:])) == 2, "one excluded, nothing to compare"
-    assert len(compare.sentences(groups[:2], "a")) == 3
-    assert len(compare.sentences(groups, "late")) == 2, "nothing to compare with an unfinished group"
+    assert len(sentences(groups[1:])) == 2, "one excluded, nothing to compare"
+    assert len(sentences(groups[:2], "a")) == 3
+    assert len(sentences(groups, "late")) == 2, "nothing to compare with an unfinished group"
 
 
 def test_runs_that_are_not_finished_form_groups_of_their_own(tmp_path: Path):
@@ -223,9 +225,22 @@ def test_runs_that_are_not_finished_form_groups_of_their_own(tmp_path: Path):
 
 def test_the_comparison_as_data():
     data = comparison_as_data([group("a", [0.5, 0.6]), group("b", [0.8, 0.8])])
-    assert set(data) == {"groups", "ranks", "tests", "found"}
+    assert set(data) == {"groups", "ranks", "against", "tests"}
     row = data["groups"][0]
-    assert set(row) == {"label", "setting", "seeds", "finished", "status", "last_round", "mean", "spread"}
+    named = {
+        "label",
+        "setting",
+        "seeds",
+        "finished",
+        "status",
+        "last_round",
+        "mean",
+        "spread",
+        "learned",
+        "notes",
+        "runs",
+    }
+    assert set(row) == named
     assert (row["label"], row["setting"], row["seeds"], row["last_round"]) == (
         "a",
         {"method": {"name": "a"}},
@@ -241,7 +256,7 @@ def test_equal_values_share_a_rank():
     assert compare.ranks({"a": 0.5, "b": 0.5, "c": 0.1}, higher=True) == {"a": 1, "b": 1}
     assert compare.ranks({"a": 0.5}, higher=True) == {}
     assert compare.ranks({"a": float("nan"), "b": 1.0}, higher=True) == {}
-    accuracy = compare.sentences([group("a", [0.5] * 3), group("b", [0.5] * 3)])[0]
+    accuracy = sentences([group("a", [0.5] * 3), group("b", [0.5] * 3)])[0]
     assert accuracy.count("75.0%") == 1, "both have the same value"
 
 
@@ -295,3 +310,91 @@ def test_best_and_second_are_marked_without_colour():
 
 def test_a_single_group_has_no_rank():
     assert "¹" not in printed(100, "", group("a", [0.5]))
+
+
+# Ties, models that learned nothing, and many groups
+
+
+def constant(label: str, predicted: int, seeds: int = 1, share: float = 0.637) -> Group:
+    """A group whose models predict one class, in every round, of two classes with unequal shares."""
+    counts = [round(1000 * share), 1000 - round(1000 * share)]
+    confusion = [[n if c == predicted else 0 for c in range(2)] for n in counts]
+    facts = {"bytes_down": 1, "bytes_up": 1, "seconds": 1.0}
+    lines = [{"round": t, "confusion": confusion, **facts} for t in range(4)]
+    return Group(
+        label, {"method": {"name": label}}, [Run(History("m", {}, lines, about={"seed": s})) for s in range(seeds)]
+    )
+
+
+def test_where_no_model_learned_that_is_the_result():
+    groups = [constant(f"m{k}", 0) for k in range(16)]
+    assert not any(
+        rank for of_measure in compare.rank_groups({g.label: g for g in groups}).values() for rank in of_measure
+    )
+    [line] = sentences(groups)
+    assert "class 0" in line
+    assert "m0" not in line
+    [mixed] = sentences([constant("a", 0), constant("b", 1)])
+    assert "class" in mixed
+    assert "class 0" not in mixed
+    text = printed(100, "", *groups[:3])
+    assert "¹" not in text
+
+
+def test_a_model_that_learned_and_forgot_everything_did_learn():
+    forgot = group("forgot", [0.0, 0.0])
+    assert forgot.learned
+    assert not constant("a", 0).learned
+    below = Group("b", {"method": {"name": "b"}}, [run(0, [0.0, 0.0])])  # always predicts class 1: half is right
+    assert not below.learned
+
+
+def test_a_group_that_learned_nothing_cannot_forget_least():
+    groups = [constant("flat", 0, 3, share=0.5), group("a", [0.5] * 3), group("b", [0.8] * 3)]
+    ranks = compare.rank_groups({g.label: g for g in groups})
+    assert ranks["forgetting"] == {"b": 1, "a": 2}
+    assert ranks["final"]["b"] == 1
+    assert any("flat" in line for line in sentences(groups))
+    assert not any(line.startswith("Least") and "flat" in line for line in sentences(groups))
+
+
+def test_fifteen_equal_groups_are_told_as_equal():
+    equal = [group(f"m{k:02}", [0.6, 0.6, 0.6]) for k in range(15)]
+    lines = sentences(equal)
+    assert "15 " in lines[0]
+    assert "80.0%" in lines[0]
+    assert not any(compare.rank_groups({g.label: g for g in equal}).values())
+    one_below = [*equal, group("low", [0.5, 0.5, 0.5])]
+    first = sentences(one_below)[0]
+    assert "15 " in first
+    assert "low" not in first.split(". ")[0]
+    assert set(compare.rank_groups({g.label: g for g in one_below})["final"].values()) == {1}
+
+
+def test_means_that_differ_by_rounding_are_equal():
+    a, b = group("a", [0.1, 0.2, 0.3]), group("b", [0.3, 0.2, 0.1], seeds=[2, 1, 0])
+    assert a.mean["final"] == pytest.approx(b.mean["final"], abs=1e-12)
+    assert compare.ranks({"a": 0.1 + 0.2, "b": 0.3}, higher=True) == {}
+
+
+def test_more_than_five_groups_are_tested_against_the_baseline():
+    finals = {"fedprox": 0.3, "fedavg": 0.4, "m1": 0.5, "m2": 0.6, "m3": 0.7, "m4": 0.8}
+    groups = [group(name, [a, a + 0.01, a + 0.03]) for name, a in finals.items()]
+    assert compare.default_against(groups[:5]) is None
+    data = comparison_as_data(groups)
+    assert data["against"] == "fedavg"
+    assert {(t["other"], t["measure"]) for t in data["tests"]} == {("fedavg", m) for m in compare.HIGHER_IS_BETTER}
+    lines = sentences(groups)
+    assert "fedavg" in lines[-1]
+    assert "5 comparisons" in lines[-1]
+    assert "m4 " in lines[0]
+    without = [g for g in groups if g.label != "fedavg"]
+    assert compare.default_against([*without, group("a", [0.9] * 3)]) == "a", "the choice does not depend on results"
+    assert len(compare.differences(groups, "final", "m4")) == 5
+
+
+def test_markdown_escapes_what_would_break_the_table():
+    text = comparison_as_markdown([group("a|b\\|<img>", [0.5]), group("c", [0.6])])
+    row = text.splitlines()[2]
+    assert row.startswith("| a\\|b\\\\\\|&lt;img>")
+    assert row.replace("\\\\", "").replace("\\|", "").count("|") == 9

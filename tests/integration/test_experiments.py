@@ -18,7 +18,7 @@ from support.cli import fedkeep
 from support.errors import raises
 
 import fedkeep as fk
-from fedkeep.analysis.groups import group_runs
+from fedkeep.analysis.run_set import group_runs
 from fedkeep.cli import heatmap
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiments import experiment

@@ -18,7 +18,7 @@ import fedkeep as fk
 from fedkeep import forgetting as fg
 from fedkeep.analysis import export
 from fedkeep.analysis.export import COLUMNS, long_table, wide_table
-from fedkeep.analysis.groups import group_runs
+from fedkeep.analysis.run_set import group_runs
 from fedkeep.cli.app import main
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment

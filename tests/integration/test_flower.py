@@ -134,7 +134,7 @@ def test_lost_round_is_repeated_from_the_same_state(three: Problem, tmp_path: Pa
     assert second.federation.state.round == 1
     second.start(grid)
     assert same(three.run(method).server, second.federation.state.server)
-    assert len(list((tmp_path / "nodes").rglob("*.safetensors"))) == 2 * 3, "the newest state and the one before it"
+    assert len(list((tmp_path / "nodes").rglob("*.safetensors"))) == 3 * 3, "the states of all three rounds"
 
 
 def test_node_that_lost_its_state_is_new_and_recorded(three: Problem, tmp_path: Path) -> None:

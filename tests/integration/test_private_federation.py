@@ -9,6 +9,7 @@ from support.errors import raises
 from support.problems import Problem, gap
 
 import fedkeep as fk
+from fedkeep.data.seeds import sample_cohort
 from fedkeep.engine import privacy
 from fedkeep.errors import ConfigError, FedkeepError, MethodError, RunError
 from fedkeep.runs.releases import RELEASES, Releases
@@ -20,6 +21,7 @@ from support.flower_grid import MemoryGrid, node, strategy_of
 
 from fedkeep import tree
 from fedkeep.flower import Strategy
+from fedkeep.flower import records as flower_records
 
 DP = {"dp_clip": 0.5, "dp_noise": 1.5}
 
@@ -77,10 +79,8 @@ def test_records_tell_nothing_of_single_clients(three: Problem, tmp_path) -> Non
 
     def far_away(message, work):
         reply = work()
-        from fedkeep.flower import records
-
-        forged = tree.map(lambda t: t * 1e6, records.from_records(reply.content)["params"])
-        reply.content["params"] = records.to_records({"params": forged})["params"]
+        forged = tree.map(lambda t: t * 1e6, flower_records.from_records(reply.content)["params"])
+        reply.content["params"] = flower_records.to_records({"params": forged})["params"]
         return reply
 
     grid.node_of(2).fault = far_away
@@ -92,14 +92,11 @@ def test_records_tell_nothing_of_single_clients(three: Problem, tmp_path) -> Non
 
 
 def test_going_back_spends_privacy_again(three: Problem, tmp_path) -> None:
-    """The files of round 1 are restored after round 3, as if a server had gone back: rounds 2 and 3 were released."""
+    """Rounds 2 and 3 were released before the server went back to round 1 and ran round 2 again."""
     path = tmp_path / "run"
-    run(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=path)
-    saved = {file: file.read_bytes() for file in path.iterdir() if file.is_file() and file.name != RELEASES}
     run(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
-    for file, content in saved.items():
-        file.write_bytes(content)
-    records = run(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path).federation.state.history.records
+    again = run(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path, from_round=1)
+    records = again.federation.state.history.records
     assert [record["round"] for record in records] == [0, 1, 2]
     assert records[-1]["epsilon"] == privacy.compute_epsilon(1.5, 1e-5, 4)
 
@@ -142,3 +139,39 @@ def test_what_differential_privacy_does_not_cover_is_refused(three: Problem) -> 
         strategy_of(three, fk.methods.FedAvg(), aggregation="krum")
     with raises(MethodError, key="dp_noise"):
         strategy_of(three, fk.methods.FedNova()).start(MemoryGrid([]), train_config=DP)
+
+
+def test_a_server_that_dies_before_it_commits_has_spent(three: Problem, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "run"
+    strategy = strategy_of(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=path)
+    monkeypatch.setattr(strategy, "commit", lambda arrays=None: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(grid_of(three, fk.methods.FedAvg()))
+    records = run(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=path).federation.state.history.records
+    assert records[-1]["epsilon"] == privacy.compute_epsilon(1.5, 1e-5, 2)
+
+
+def test_a_rejected_client_is_not_replaced_and_drops_no_other(three: Problem, tmp_path) -> None:
+    """Whether others take part must not depend on one client's upload: it would count for more than its clipped sum."""
+    grid = grid_of(three, fk.methods.FedAvg())
+    strategy = strategy_of(three, fk.methods.FedAvg(), **DP, rounds=1, participation=2, run_dir=tmp_path / "run")
+    sampled = sample_cohort(strategy.federation.settings.seed, 1, 3, 2).tolist()
+
+    def broken(message, work):
+        reply = work()
+        content = flower_records.from_records(reply.content)
+        forged = flower_records.to_records({"params": tree.map(lambda t: t * float("nan"), content["params"])})
+        reply.content["params"] = forged["params"]
+        return reply
+
+    grid.node_of(sampled[0]).fault = broken
+    strategy.start(grid)
+    record = fk.load_run(tmp_path / "run").records[1]
+    assert record["cohort"] == sampled[1:]
+    assert set(record["failed"]) == {str(sampled[0])}
+
+
+def test_every_round_is_one_release_however_large_the_noise(three: Problem, tmp_path) -> None:
+    strategy = run(three, fk.methods.FedAvg(), dp_clip=1.0, dp_noise=50.0, rounds=3, run_dir=tmp_path / "run")
+    assert strategy.federation.state.round == 3
+    assert [json.loads(line)["round"] for line in (tmp_path / "run" / RELEASES).read_text().splitlines()] == [1, 2, 3]

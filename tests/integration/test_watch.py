@@ -89,21 +89,47 @@ def test_a_run_in_progress_is_shown_up_to_its_last_complete_line(tmp_path: Path)
         source._next_update = 0  # no pause
         return source.data()
 
-    assert now()["groups"] == []
+    assert now()["problems"] == []
     for t, line in enumerate(lines[1:], start=1):
         text = json.dumps(line) + "\n"
         with open(rounds, "a") as file:
             file.write(text[: len(text) // 2])
             file.flush()
-            groups = now()["groups"]
+            groups = [group for problem in now()["problems"] for group in problem["groups"]]
             reached = [run["reached"] for group in groups for run in group["runs"]]
             assert reached == ([] if t == 1 else [t - 1])  # the incomplete line does not count
             file.write(text[len(text) // 2 :])
-        assert now()["groups"][0]["runs"][0]["reached"] == t
+        assert now()["problems"][0]["groups"][0]["runs"][0]["reached"] == t
     same = now()
     assert now() is same  # nothing new was written: nothing is computed again
     rounds.write_text("not a round\n")
     assert now() is same  # the last good data stays
+
+
+def test_a_damaged_run_is_left_out_and_every_request_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pair(tmp_path, seeds=1)
+    bad = write_run(tmp_path / "bad", records(wave(0)))
+    (bad / "rounds.jsonl").write_text("garbage\n")
+    client = Client([tmp_path])
+    try:
+        data = json.loads(client("/data.json")[2])
+        assert [g["label"] for p in data["problems"] for g in p["groups"]] == ["fedavg", "fedntd"]
+        assert data["left_out"][0]["run"] == str(bad)
+        monkeypatch.setattr("fedkeep.reports.watch.read_runs", lambda runs: 1 / 0)
+        monkeypatch.setattr("fedkeep.reports.watch.PAUSE_FACTOR", 0)
+        (bad / "rounds.jsonl").write_text("other garbage\n")
+        assert client("/")[0] == client("/data.json")[0] == 200, "the last good data stays"
+    finally:
+        client.close()
+
+
+def test_no_other_page_may_frame_this_one(request_page: Client) -> None:
+    for path in ("/", "/data.json", "/x"):
+        headers = request_page(path)[1]
+        assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+        assert headers["X-Frame-Options"] == "DENY"
 
 
 def test_there_is_a_pause_between_two_updates(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +204,7 @@ def test_watch_serves_until_ctrl_c(pair: Path) -> None:
     port = int(line.split("/")[2].split(":")[1])
     connection = http.client.HTTPConnection(HOST, port, timeout=30)
     connection.request("GET", "/data.json")
-    assert json.loads(connection.getresponse().read())["groups"]
+    assert json.loads(connection.getresponse().read())["problems"]
     connection.close()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
@@ -196,4 +222,4 @@ def test_the_demo_writes_its_page(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["fedkeep-demo.html"]  # the run folders are removed
     data = (tmp_path / "fedkeep-demo.html").read_text().split('type="application/json">')[1].split("</script>")[0]
     labels = {"fedavg", "fedprox", "scaffold", "fedntd"}
-    assert {g["label"] for g in json.loads(data)["groups"] if g["runs"][0]["anatomy"]} == labels
+    assert {g["label"] for g in json.loads(data)["problems"][0]["groups"] if g["runs"][0]["anatomy"]} == labels

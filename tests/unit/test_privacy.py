@@ -52,6 +52,13 @@ def test_epsilon_is_an_upper_bound_close_to_the_exact_one(noise: float, rounds: 
     assert exact <= ours <= 1.2 * exact + 0.02
 
 
+@pytest.mark.parametrize("noise", [1e-3, 1e6])
+@pytest.mark.parametrize("rounds", [1, 10**6])
+@pytest.mark.parametrize("delta", [1e-300, 0.5, 1 - 1e-9])
+def test_epsilon_is_finite_for_all_that_settings_allow(noise: float, rounds: int, delta: float) -> None:
+    assert 0 <= privacy.compute_epsilon(noise, delta, rounds) < 1e30
+
+
 def test_epsilon_counts_the_rounds_of_the_client_that_took_part_most() -> None:
     assert privacy.most_rounds([[0, 1], [1, 2], [1, 3]]) == 3
     assert privacy.most_rounds([]) == 0
@@ -61,11 +68,11 @@ def test_epsilon_counts_the_rounds_of_the_client_that_took_part_most() -> None:
 
 
 def test_noise_is_standard_normal() -> None:
-    sample = privacy.normals(100_000, privacy.seeded_bytes(0, 1))
+    sample = privacy.normals(100_000, privacy.seeded_bytes(0, 1)).numpy()
     assert kstest(sample, "norm").pvalue > 1e-3
-    assert kstest(privacy.normals(20_000, privacy.system_bytes), "norm").pvalue > 1e-6
-    assert not np.array_equal(sample, privacy.normals(100_000, privacy.seeded_bytes(0, 2)))
-    extremes = privacy.normals(2, lambda count: b"\0" * 8 + b"\xff" * 8)
+    assert kstest(privacy.normals(20_000, privacy.system_bytes).numpy(), "norm").pvalue > 1e-6
+    assert not np.array_equal(sample, privacy.normals(100_000, privacy.seeded_bytes(0, 2)).numpy())
+    extremes = privacy.normals(2, lambda count: b"\0" * 8 + b"\xff" * 8).tolist()
     assert extremes == pytest.approx([-8.2, 8.2], abs=0.1)
 
 
@@ -187,6 +194,8 @@ def test_entries_that_are_not_averaged_are_refused(problem: Problem) -> None:
         ({"dp_noise": 1.0}, "dp_clip"),
         ({"dp_clip": 0.0, "dp_noise": 1.0}, "dp_clip"),
         ({"dp_clip": 1.0, "dp_noise": float("nan")}, "dp_noise"),
+        ({"dp_clip": 1.0, "dp_noise": 1e-200}, "dp_noise"),
+        ({"dp_clip": 1e300, "dp_noise": 1.0}, "dp_clip"),
         ({"dp_delta": 1.0}, "dp_delta"),
         ({**DP, "aggregation": "median"}, "aggregation"),
         ({**DP, "eval_local_every": 1}, "eval_local_every"),

@@ -1,7 +1,8 @@
 // The state of the page. Sections are drawn again when the state, the width, the theme or the data changes.
 
-let data = JSON.parse($("#data").textContent);
-const state = { seed: null, round: null, hidden: new Set(), sort: { key: "forgetting", down: false } };
+let page = JSON.parse($("#data").textContent);
+let data = page.problems[0]; // the problem that is shown
+const state = { problem: null, seed: null, round: null, hidden: new Set(), sort: { key: "forgetting", down: false } };
 
 function seedsOf(data) {
   return [...new Set(data.groups.flatMap((group) => group.runs.map((run) => run.seed)))].sort((a, b) => a - b);
@@ -49,14 +50,35 @@ function drawSections(names = Object.keys(SECTIONS)) {
 }
 
 function drawPage() {
-  $("#headline").textContent = data.verdict.headline;
-  $("#details").replaceChildren(...data.verdict.details.map((line) => el("li", {}, line)));
-  $("main").hidden = !data.groups.length; // no round has been evaluated yet: the headline says so
-  if (!data.groups.length) return;
+  $("#headline").textContent = page.verdict.headline;
+  $("#details").replaceChildren(...page.verdict.details.map((line) => el("li", {}, line)));
+  drawProblems();
+  $("main").hidden = !data; // no round has been evaluated yet: the headline says so
+  $("nav").hidden = !data;
+  if (!data) return;
   drawLegend();
   drawSections();
   drawTable(data, state, updateState);
   aboutSection(data, bodyOf("about"));
+}
+
+// Select the problem that was selected before, or the first, and list all of them if there are several.
+function drawProblems() {
+  data = page.problems.find((problem) => problem.title === state.problem) || page.problems[0];
+  const several = page.problems.length > 1;
+  $("#problems").hidden = $("#problem").hidden = !several;
+  if (!several) return;
+  const focused = document.activeElement && document.activeElement.closest("#problems") ? data.title : null;
+  $("#problems").replaceChildren(...page.problems.map((problem) => {
+    const show = () => { state.problem = problem.title; drawPage(); };
+    const pressed = String(problem === data);
+    const button = el("button", { type: "button", "aria-pressed": pressed, onclick: show },
+      el("b", {}, problem.title), el("span", {}, problem.verdict.headline));
+    if (problem.title === focused) requestAnimationFrame(() => button.focus());
+    return el("li", {}, button);
+  }));
+  $("#problem-title").textContent = `Shown below: ${data.title}`;
+  $("#problem-details").replaceChildren(...data.verdict.details.map((line) => el("li", {}, line)));
 }
 
 function updateState(changes) {
@@ -107,9 +129,9 @@ function addListeners() {
   if (stored) document.documentElement.dataset.theme = stored;
   $("#theme").addEventListener("click", () => {
     setTheme(isDark() ? "light" : "dark");
-    drawSections();
+    if (data) drawSections();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawSections());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => data && drawSections());
   for (const select of $$("label.seeds select")) {
     select.addEventListener("change", () => updateState({ seed: Number(select.value) }));
   }
@@ -127,7 +149,7 @@ function addListeners() {
   $(".scale").append("0%", el("i"), "100%");
   let [width, frame] = [innerWidth, 0];
   addEventListener("resize", () => {
-    if (innerWidth === width) return; // only the height changed: a phone's address bar
+    if (innerWidth === width || !data) return; // only the height changed: a phone's address bar
     width = innerWidth;
     cancelAnimationFrame(frame);
     frame = requestAnimationFrame(() => drawSections());
@@ -144,11 +166,12 @@ async function pollData() {
       const response = await fetch("data.json", { headers: etag ? { "If-None-Match": etag } : {}, cache: "no-store" });
       if (response.status === 200) {
         etag = response.headers.get("ETag");
-        data = await response.json();
+        page = await response.json();
         drawPage();
       }
-      const runs = data.groups.flatMap((group) => group.runs);
-      const finished = runs.filter((run) => run.reached >= run.planned).length;
+      const groups = page.problems.flatMap((problem) => problem.groups);
+      const runs = groups.flatMap((group) => group.runs);
+      const finished = groups.filter((group) => group.status === "finished").flatMap((group) => group.runs).length;
       const one = runs.length === 1 ? `round ${runs[0].reached} of ${runs[0].planned}` : null;
       badge.textContent = `live, ${one || (runs.length ? `${finished} of ${runs.length} runs finished` : "before the first round")}`;
       badge.classList.remove("lost");
@@ -162,4 +185,4 @@ async function pollData() {
 
 addListeners();
 drawPage();
-if (data.live) pollData();
+if (page.live) pollData();

@@ -18,7 +18,8 @@ function appendFigures(body, entries, drawFigure) {
 
 function overviewSection(data, body) {
   const order = data.groups.map((group, index) => ({ group, index }));
-  order.sort((a, b) => (a.group.mean.forgetting ?? Infinity) - (b.group.mean.forgetting ?? Infinity));
+  const place = ({ group }) => (group.status === "finished" ? group.mean.forgetting ?? 1e6 : 1e9); // unfinished ones last
+  order.sort((a, b) => place(a) - place(b));
   const widest = Math.max(0.2, ...order.map(({ group }) => (group.mean.forgetting || 0) + (group.spread.forgetting || 0)));
   const bar = (group, index, key, whole, text) => {
     const [mean, deviation] = [group.mean[key], group.spread[key]];
@@ -38,7 +39,7 @@ function overviewSection(data, body) {
     const deviation = (key) => (isMissing(group.spread[key]) ? null : group.spread[key] * 100);
     const lost = isMissing(group.mean.forgetting) ? null : group.mean.forgetting * 100;
     grid.append(
-      el("span", { class: "name" }, group.label),
+      el("span", { class: group.status === "finished" ? "name" : "name unfinished", title: group.label }, group.label),
       bar(group, index, "forgetting", widest, formatMean(lost, deviation("forgetting"), 0)),
       bar(group, index, "final", 1, `${formatMean(group.mean.final * 100, deviation("final"), 1)}%`),
     );
@@ -49,8 +50,8 @@ function overviewSection(data, body) {
 function heatMapSection(data, body, state) {
   const entries = runsWithSeed(data, state.seed).filter(({ run }) => run);
   const worst = Math.max(0.05, ...entries.flatMap(({ run }) => run.below_best.map((v) => v || 0)));
-  const facts = (run) => `ends at ${formatPercent(run.summary.final, 1)}, forgetting ${formatPoints(run.summary.forgetting)} points`;
-  appendFigures(body, entries.map((entry) => ({ ...entry, facts: facts(entry.run) })), ({ group, run }, plot) => {
+  const facts = ({ group, run }) => `${group.status === "finished" ? "ends" : "is"} at ${formatPercent(run.summary.final, 1)}, forgetting ${formatPoints(run.summary.forgetting)} points`;
+  appendFigures(body, entries.map((entry) => ({ ...entry, facts: facts(entry) })), ({ group, run }, plot) => {
     const values = unpack(run.class_accuracy);
     const value = (row, column) => values[column * group.classes + row];
     drawMatrix(plot, {
@@ -66,7 +67,7 @@ function heatMapSection(data, body, state) {
       describe: (row, column) =>
         `round ${run.rounds[column]}, class ${row}: ${formatPercent(value(row, column))}\n` +
         `ends ${formatPoints(run.below_best[row])} points below its best`,
-      label: `${group.label}: accuracy of each class over rounds; ${facts(run)}`,
+      label: `${group.label}: accuracy of each class over rounds; ${facts({ group, run })}`,
     });
   });
 }
@@ -222,7 +223,9 @@ function aboutSection(data, body) {
     const status = group.status === "finished" ? "" : `, ${group.status}`;
     return fold(`${group.label}: ${group.runs.length > 1 ? "seeds" : "seed"} ${seeds}${status}`, factsTable(own), ...runs);
   });
-  body.replaceChildren(fold("Settings shared by all runs", factsTable(data.shared)), ...parts);
-  const network = data.live ? "" : " This page is a single file and makes no network requests.";
-  $("footer").textContent = `Made by ${data.made_by}.${network}`;
+  const leftOut = page.left_out.map((entry) => el("p", { class: "note" }, `${entry.run}: ${entry.reason}`));
+  const missing = leftOut.length ? [fold("Runs that were left out", ...leftOut)] : [];
+  body.replaceChildren(fold("Settings shared by all runs", factsTable(data.shared)), ...parts, ...missing);
+  const network = page.live ? "" : " This page is a single file and makes no network requests.";
+  $("footer").textContent = `Made by ${page.made_by}.${network}`;
 }

@@ -31,10 +31,8 @@ function sortedGroups(data, sort) {
   });
 }
 
-const bestOf = (data, column) => {
-  const values = data.groups.map((group) => cellOf(group, column).value).filter((value) => !isMissing(value));
-  return column.best && data.groups.length > 1 && values.length ? column.best(...values) : null;
-};
+// Whether the group is best in this column: the data says so, because unfinished groups and ties are not ranked.
+const isBest = (data, group, column) => Boolean(column.best) && (data.ranks[column.key] || {})[group.label] === 1;
 
 function drawTable(data, state, updateState) {
   $(".about-summary").textContent =
@@ -48,12 +46,11 @@ function drawTable(data, state, updateState) {
       column.head + (isSorted ? (state.sort.down ? " ↓" : " ↑") : ""));
     return el("th", { scope: "col", "aria-sort": isSorted ? (state.sort.down ? "descending" : "ascending") : null }, button);
   });
-  const best = Object.fromEntries(COLUMNS.map((column) => [column.key, bestOf(data, column)]));
   const rows = sortedGroups(data, state.sort).map((group) =>
     el("tr", {}, ...COLUMNS.map((column) => {
       const cell = cellOf(group, column);
       if (column.key === "label") return el("td", {}, swatch(data.groups.indexOf(group)), ` ${cell.text}`);
-      return el("td", { class: !isMissing(cell.value) && cell.value === best[column.key] ? "best" : null }, cell.text);
+      return el("td", { class: isBest(data, group, column) ? "best" : null }, cell.text);
     })),
   );
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
@@ -96,7 +93,7 @@ const FORMATS = {
 function formatTable(format, data, state) {
   const rows = sortedGroups(data, state.sort).map((group) => COLUMNS.map((column) => {
     const cell = cellOf(group, column);
-    return { ...cell, best: column.best && !isMissing(cell.value) && cell.value === bestOf(data, column) };
+    return { ...cell, best: isBest(data, group, column) };
   }));
   return FORMATS[format](rows);
 }

@@ -1,0 +1,36 @@
+"""Callbacks that fail, for runs in this process and in others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import fedkeep as fk
+
+
+def raising_callbacks() -> list[Any]:
+    return [_raise]
+
+
+def dying_callbacks() -> list[Any]:
+    return [_die]
+
+
+def unpicklable_callbacks() -> list[Any]:
+    return [_raise_unpicklable]
+
+
+def _raise(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+    if simulation.settings.seed == 1:
+        raise ZeroDivisionError("first line\nsecond line")
+
+
+def _die(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+    if simulation.settings.seed == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise_unpicklable(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+    if simulation.settings.seed == 1:
+        raise fk.errors.FedkeepError("it holds a function", key="callback", value=lambda: None)
