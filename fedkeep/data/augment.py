@@ -17,6 +17,8 @@ from fedkeep._util.validate import require_bool, require_whole
 from fedkeep.errors import DataError
 from fedkeep.tree import Tree
 
+_MAX_PIXELS = 1024  # of padding on a side, and of the side of a square
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -32,7 +34,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         for name in ("crop", "cutout"):
-            size = require_whole(f"augment.{name}", getattr(self, name), low=0, error=DataError)
+            size = require_whole(f"augment.{name}", getattr(self, name), low=0, high=_MAX_PIXELS, error=DataError)
             object.__setattr__(self, name, size)
         require_bool("augment.flip", self.flip, DataError)
 

@@ -45,8 +45,9 @@ def simulate(
     """Run a federation to its last round and return its history.
 
     `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`. `clients` is a partition, or any
-    iterable of index arrays. `criterion` is the loss, one value per example. The settings are those of `Settings`. A
-    callback is called after every round with the simulation and the round's record.
+    iterable of index arrays. `criterion` is the loss, one value per example; a loss module is taken with
+    reduction="none". The settings are those of `Settings`. A callback is called after every round with the simulation
+    and the round's record.
 
     With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.

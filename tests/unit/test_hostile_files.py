@@ -20,6 +20,7 @@ import pytest
 from support.errors import raises
 
 from fedkeep.data import from_arrays, load, partition
+from fedkeep.data.augment import Augment
 from fedkeep.data.sources.common import MAX_PIXELS, Missing
 from fedkeep.errors import DataError, FedkeepError, PartitionError
 
@@ -193,6 +194,19 @@ def test_too_many_classes(tmp_path: Path, label: int) -> None:
         load(tmp_path / "t.csv")
     with raises(DataError, "n_classes"):
         from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], np.zeros((2, 1)), [0, 1], n_classes=10**12)
+
+
+def test_many_columns(tmp_path: Path) -> None:
+    """Time is linear in their number; it was quadratic, with 40 seconds for this table."""
+    names = ",".join(f"gene{i}" for i in range(6000))
+    (tmp_path / "wide.csv").write_text(f"{names},y\n" + "".join("0," * 6000 + f"{c}\n" for c in (0, 1, 0, 1, 0, 1)))
+    assert load(tmp_path / "wide.csv").x_train.shape == (4, 6000)
+
+
+@pytest.mark.parametrize("key", ["crop", "cutout"])
+def test_an_augmentation_of_too_many_pixels(key: str) -> None:
+    with raises(DataError, f"augment.{key}", 2**31):
+        Augment(**{key: 2**31})
 
 
 # What a file is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +64,12 @@ def choose(schema: Any, options: Options, where: str) -> Chosen:
 def require_columns(schema: Any, chosen: Chosen, where: str) -> None:
     """Raise unless each chosen column exists exactly once."""
     names = list(schema.names)
+    counts, x = Counter(names), set(chosen.x)
     for name in chosen.names:
-        option = "x" if name in chosen.x else "y" if name == chosen.y else "ids"
-        if names.count(name) > 1:
-            raise DataError(f"{where} has {names.count(name)} columns named {name!r}", key=option, value=name)
-        if name not in names:
+        option = "x" if name in x else "y" if name == chosen.y else "ids"
+        if counts[name] > 1:
+            raise DataError(f"{where} has {counts[name]} columns named {name!r}", key=option, value=name)
+        if name not in counts:
             raise DataError(
                 f"{where} has no column {name!r}: {did_you_mean(name, names)}",
                 key=option,
@@ -84,7 +86,8 @@ def _usual_x(schema: Any, used: set[str | None], where: str) -> tuple[str, ...]:
         return (known,)
     if pixels := [name for name in names if _PIXEL.fullmatch(name)]:
         return tuple(pixels)
-    other = [name for name in names if not _is_number(schema.field(schema.names.index(name)).type)]
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    other = [name for name in names if not _is_number(kinds[name])]
     if len(names) == 1 or (names and not other):
         return tuple(names)
     raise DataError(
