@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep._util.text import format_mean, join_names
+from fedkeep._util.text import clip, format_mean, join_names
 from fedkeep.analysis.compare import ordered
 from fedkeep.analysis.groups import Group
 from fedkeep.analysis.sentences import excluded, list_names, nothing_learned, remarks, tied_with_first
@@ -84,13 +84,12 @@ def _ranking(ranked: list[Group]) -> str:
         return _all_equal(ranked)
     least, base = best[0], reference(ranked)
     other = base if base not in best else ranked[-1]
+    points = f"{_short(other)}: {format_points(other.mean['forgetting'])}"
     if len(best) > 1:
-        names = list_names([g.label for g in best], most=3)
-        points = format_points(other.mean["forgetting"])
-        return f"{names} forget least, and equally: their classes end {_below_best(least)} ({other.label}: {points})."
+        names = list_names([_short(g) for g in best], most=3)
+        return f"{names} forget least, and equally: their classes end {_below_best(least)} ({points})."
     return (
-        f"{least.label} forgets least: its classes end {_below_best(least)} "
-        f"({other.label}: {format_points(other.mean['forgetting'])}; {_seed_count(least, other)}), "
+        f"{_short(least)} forgets least: its classes end {_below_best(least)} ({points}; {_seed_count(least, other)}), "
         f"{_accuracy_clause(ranked, least)}."
     )
 
@@ -101,9 +100,14 @@ def _all_equal(ranked: list[Group]) -> str:
     best = tied_with_first(by_accuracy := ordered(ranked, "final"), "final")
     if len(best) == len(ranked):
         return f"{text}, and they are equally accurate ({_format_accuracy(ranked[0])})."
-    names = list_names([g.label for g in best], most=3)
+    names = list_names([_short(g) for g in best], most=3)
     has = "has" if len(best) == 1 else "have"
     return f"{text}; {names} {has} the highest final accuracy ({_format_accuracy(by_accuracy[0])})."
+
+
+def _short(group: Group) -> str:
+    """Return a group's label for the headline, which has room for a short one."""
+    return clip(group.label, 32)
 
 
 def _below_best(group: Group) -> str:
@@ -114,10 +118,10 @@ def _below_best(group: Group) -> str:
 def _accuracy_clause(groups: list[Group], least: Group) -> str:
     best = tied_with_first(ordered(groups, "final"), "final")
     if least in best:
-        others = [g.label for g in best if g is not least]
+        others = [_short(g) for g in best if g is not least]
         shared = f", as {'has' if len(others) == 1 else 'have'} {list_names(others, most=2)}" if others else ""
         return f"and it also has the highest final accuracy ({_format_accuracy(least)}{shared})"
-    names = list_names([g.label for g in best], most=2)
+    names = list_names([_short(g) for g in best], most=2)
     return (
         f"but {names} {'has' if len(best) == 1 else 'have'} a higher final accuracy "
         f"({_format_accuracy(best[0])}, compared with {_format_accuracy(least)})"

@@ -185,7 +185,7 @@ def test_run_sweep_compare_and_partition(tmp_path: Path) -> None:
         f"x-method={m}-seed={s}" for m in ("fedavg", "fedntd") for s in (0, 1)
     ]
     assert all(name in done.stdout for name in ("fedavg", "fedntd"))
-    found = json.loads(fedkeep("compare", "runs", "--json", cwd=tmp_path).stdout)
+    [found] = json.loads(fedkeep("compare", "runs", "--json", cwd=tmp_path).stdout)["problems"]
     assert {len(test["seeds"]) for test in found["tests"]} == {2}, "too few seeds for a test"
     assert not any(test["told_apart"] for test in found["tests"])
     rows = found["groups"]
