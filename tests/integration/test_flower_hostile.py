@@ -17,12 +17,13 @@ from fedkeep import tree
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from support.flower_grid import grid_of, strategy_of
 from support.hostile import MALFORMED, far_away, filled, scaled, with_upload
 
 from fedkeep.data.seeds import sample_cohort
 from fedkeep.errors import RunError
-from fedkeep.flower import Strategy
+from fedkeep.flower import Strategy, drive
 from fedkeep.flower.evaluation_replies import average_metrics
 from fedkeep.flower.trial import outlier
 from fedkeep.flower.update_checks import Limits, printable
@@ -129,6 +130,17 @@ def test_replayed_reply_is_rejected_and_logged(three: Problem) -> None:
     strategy.start(grid)
     assert [r["cohort"] for r in records_of(strategy)] == [[0, 1, 2], [0, 1], [0, 1]]
     assert ["round 1" in r.get("failed", {}).get("2", "") for r in records_of(strategy)] == [False, True, True]
+
+
+@pytest.mark.parametrize("what", ["n empty", "key a//b", "header quotes", "no content"])
+def test_wrapper_of_flower_does_not_see_malformed_replies(three: Problem, what: str) -> None:
+    method = fk.methods.FedAvg()
+    grid = grid_of(three, method)
+    grid.node_of(2).fault = MALFORMED[what]
+    strategy = strategy_of(three, method, rounds=2)
+    outer = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2)
+    drive(strategy, outer, grid)
+    assert [(r["cohort"], set(r["failed"])) for r in records_of(strategy)] == [([0, 1], {"2"})] * 2
 
 
 # The form of an upload comes from the method, not from a majority
