@@ -123,7 +123,7 @@ def only_rank0_prints() -> Iterator[None]:
         print("fedkeep: the run was terminated; to resume, use fedkeep resume RUN", file=stderr, flush=True)
         os._exit(1)
 
-    signal.signal(signal.SIGTERM, on_terminate)
+    signals.replace(signal.SIGTERM, on_terminate)
     if os.environ.get("RANK", "0") == "0":
         yield
         return

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 CODES = {128 + number: "interrupted" if number == signal.SIGINT else "terminated" for number in NUMBERS}
 _received: list[int] = []
+_raising: set[int] = set()  # the signals that raise now
 
 
 def end_at_once() -> None:
@@ -31,6 +32,7 @@ def end_at_once() -> None:
 def raising() -> Iterator[None]:
     """Let the first signal raise KeyboardInterrupt or SystemExit, and the next one end the process."""
     before = _handle(_raise)
+    _raising.update(before)
     _received.clear()
     hook, sys.unraisablehook = sys.unraisablehook, _signal_again
     try:
@@ -39,6 +41,7 @@ def raising() -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+        _raising.clear()
 
 
 @contextmanager
@@ -51,6 +54,12 @@ def hint(text: str) -> Iterator[None]:
         if end.code in CODES:
             end.add_note(text)
         raise end from None
+
+
+def replace(number: int, handler: Callable[[int, Any], Any]) -> None:
+    """Handle one of the signals in another way until the end of `raising`."""
+    _raising.discard(number)
+    signal.signal(number, handler)
 
 
 def raise_if_received() -> None:
@@ -83,9 +92,8 @@ def _end(number: int, frame: Any) -> NoReturn:
 
 def _raise(number: int, frame: Any) -> NoReturn:
     _received.append(number)
-    for each in NUMBERS:
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, signal.SIG_DFL)
+    for each in _raising:
+        signal.signal(each, signal.SIG_DFL)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
@@ -93,10 +101,9 @@ def _raise(number: int, frame: Any) -> NoReturn:
 
 def _signal_again(unraisable: Any) -> None:
     """Send a signal again if its exception was raised where Python ignores exceptions, such as in `__del__`."""
-    if not issubclass(unraisable.exc_type, KeyboardInterrupt | SystemExit):
+    if not _received or not issubclass(unraisable.exc_type, KeyboardInterrupt | SystemExit):
         sys.__unraisablehook__(unraisable)
         return
-    is_interrupt = issubclass(unraisable.exc_type, KeyboardInterrupt)
-    number = signal.SIGINT if is_interrupt else unraisable.exc_value.code - 128
-    _handle(_raise)
-    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    for each in _raising:
+        signal.signal(each, _raise)
+    threading.Timer(0.05, os.kill, (os.getpid(), _received[-1])).start()

@@ -105,5 +105,5 @@ def _in_processes(
 def _load(path: Path) -> Outcome:
     try:
         return load_run(path)
-    except FedkeepError as error:
-        return error
+    except Exception as error:
+        return as_failure(error, path)

@@ -53,6 +53,14 @@ def count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for this signal."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def processes_of(session: int) -> dict[int, str]:
     """Return the running processes of a session and their command lines."""
     found = {}
