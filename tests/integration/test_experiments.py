@@ -88,7 +88,7 @@ def test_the_seed_decides_split_cohorts_and_weights_unless_they_have_their_own()
         (["engine=stackd"], "train.engine", "stackd", ["stacked"]),
         (["dtype=float23"], "train.dtype", "float23", ["float32"]),
         (["seed=-1"], "seed", -1, []),
-        (["seed=99999999999999999999"], "seed", 99999999999999999999, []),
+        (["seed=99999999999999999999"], "seed", "99999999999999999999", []),
     ],
 )
 def test_an_invalid_key_or_value_is_named(overrides: list[str], key: str, value: Any, valid: list[str]) -> None:
