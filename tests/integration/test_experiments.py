@@ -21,7 +21,6 @@ import fedkeep as fk
 from fedkeep.analysis.run_set import group_runs
 from fedkeep.cli import heatmap
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiments import experiment
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import KEYS, expand_sweep, override
 from fedkeep.experiments.run import run as run_experiment
