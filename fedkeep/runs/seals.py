@@ -89,7 +89,7 @@ def unseal_text(path: Path, data: bytes) -> tuple[bytes, str | None]:
         return data, None
     body, run, check = data[: found.start()], found[1], found[2]
     if checksum(path.name.encode(), run, body).encode() != check:
-        raise damaged(str(path), path.name, "its contents do not match its checksum")
+        raise damaged(str(path), path.name, "its contents do not match its checksum; it was edited or damaged")
     return body, run.decode()
 
 
