@@ -8,6 +8,7 @@ Choices and deviations: docs/methods/fedcurv.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -131,13 +132,13 @@ def _largest_part(u_sum: Tensor) -> Tensor:
 
 def _largest_u(received: Received) -> float:
     """Return ten times the u at which every other client's training becomes unstable: lr 2 lam u = 2 (1 + momentum)."""
-    momentum = getattr(received.task.optimizer, "momentum", 0.0)
-    return 10.0 * (1 + momentum) / max(received.lr * received.method.lam, 1e-30)
+    momentum, lam = float(getattr(received.task.optimizer, "momentum", 0.0)), float(received.method.lam)
+    return 10.0 * (1 + momentum) / max(received.lr * lam, 1e-30)
 
 
 def _v(received: Received, sign: float) -> Tree:
     """Return u w, plus or minus what the part that is taken back adds: v = u w + u_old (w - w_old)."""
-    norm = float(tree.dot(received.server["params"], received.server["params"])) ** 0.5
+    norm = math.sqrt(float(tree.dot(received.server["params"], received.server["params"])))
 
     def limit(u: Tensor, w: Tensor, u_sum: Tensor) -> Tensor:
         rounding = tolerance(u, u_sum) * (w.double().abs().max() + max(norm, 1.0))
