@@ -75,7 +75,7 @@ test-kernels: setup
 test-federation: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/federation/test_federation.py
 
-# 2 GiB and 20 s per try; FUZZ="toml --seed 7 --tries 1" repeats one
+# 2 GiB and 20 s of processor time per try; FUZZ="toml --seed 7 --tries 1" repeats one
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 

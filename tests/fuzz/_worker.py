@@ -24,7 +24,11 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """What one try may take. Memory is counted on top of what the process has mapped after its imports."""
+    """What one try may take. Memory is counted on top of what the process has mapped after its imports.
+
+    Time is the process's own where it can be read (Linux), and then at most six times as long on the clock, so that a
+    busy machine makes no failures.
+    """
 
     seconds: float = 20.0
     mebibytes: int = 2048
@@ -67,7 +71,7 @@ class Worker:
             limit = self.limits.seconds
         try:
             self.pipe.send(seed)
-            if self.pipe.poll(limit):
+            if self._has_result(limit):
                 return Result(*self.pipe.recv())
             reason = f"no result after {limit:.0f} s\n{self._where_it_hangs()}"
         except (EOFError, OSError):
@@ -76,6 +80,18 @@ class Worker:
             reason = f"the process ended with exit code {self.process.exitcode}\n{self._last_output()}"
         self._end()
         return Result("failed", reason)
+
+    def _has_result(self, limit: float) -> bool:
+        """Wait for the result; return whether there is one within the limit."""
+        assert self.process is not None
+        before = _cpu_seconds(self.process.pid)
+        for _ in range(6):
+            if self.pipe.poll(limit):
+                return True
+            now = _cpu_seconds(self.process.pid)
+            if before is None or now is None or now - before > limit:
+                return False
+        return False
 
     def _start(self) -> None:
         shutil.rmtree(self.folder / "shared", ignore_errors=True)
@@ -104,6 +120,14 @@ class Worker:
         with contextlib.suppress(OSError):
             return "\n".join(self.output.read_text(errors="replace").splitlines()[-30:])
         return ""
+
+
+def _cpu_seconds(pid: int | None) -> float | None:
+    """Return the processor time of a process; None where it cannot be read."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return None
 
 
 def _serve(module: str, folder: Path, mebibytes: int, pipe: Connection) -> None:
