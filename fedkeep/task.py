@@ -117,7 +117,8 @@ class Task:
                 if is_batched(y):  # inside another vmap, which may be the reason
                     raise
                 self._maps_examples = False
-        return tree.stack([gradient(params, tree.take(x, i), y[i]) for i in range(len(y))])
+        with torch.backends.cudnn.flags(enabled=False):  # it has no gradient of an RNN in evaluation mode
+            return tree.stack([gradient(params, tree.take(x, i), y[i]) for i in range(len(y))])
 
     def module(self, params: Tree) -> nn.Module:
         """Return a copy of the user's module with these weights, on the CPU, in evaluation mode."""

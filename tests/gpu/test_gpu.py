@@ -154,9 +154,25 @@ class Recurrent(torch.nn.Module):
         return self.out(self.lstm(x[:, 0])[0][:, -1])
 
 
-@pytest.mark.parametrize("name", ["fedntd", "scaffold"])
-def test_a_module_that_cannot_be_vmapped_runs_on_streams(problem: Problem, name: str) -> None:
-    own = dataclasses.replace(problem, model=Recurrent())
+class Gated(torch.nn.Module):
+    """Looks at its inputs, which neither `vmap` nor a graph supports. Both branches compute the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.out = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return self.out(x * 2 if (x > 0).all() else x + x)
+
+
+@pytest.mark.parametrize("model", [Recurrent, Gated])
+@pytest.mark.parametrize("name", ["fedntd", "scaffold", "fedcurv"])
+def test_a_module_that_cannot_be_vmapped_runs_on_streams(
+    problem: Problem, name: str, model: type[torch.nn.Module]
+) -> None:
+    own = dataclasses.replace(problem, model=model())
     method = fk.methods.get(name)()
     gpu = own.run(method, engine="auto", device="cuda")
     assert gpu.engine.name == "stacked"
