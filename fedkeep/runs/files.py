@@ -211,7 +211,7 @@ def fingerprint(*values: Any) -> str:
     total = 0
     for value in values:
         for path, leaf in tree.items(value):
-            array = np.ascontiguousarray(leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf)
+            array = np.ascontiguousarray(leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf)
             total = zlib.crc32(f"{path}{array.shape}{array.dtype}".encode(), total)
             total = zlib.crc32(array.reshape(-1).view(np.uint8).data, total)
     return f"{total:08x}"
