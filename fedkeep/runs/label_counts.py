@@ -24,8 +24,8 @@ from fedkeep.runs.seals import damaged, parse_json, seal_json, unseal_json
 MAX_CLIENTS = 200
 
 
-def write_label_counts(folder: Path, clients: Partition, y: Any, n_classes: int, run: str | None) -> None:
-    """Write the label counts into a run folder unless they are there already."""
+def write_label_counts(folder: Path, clients: Partition, y: Any, n_classes: int, run: str | None = None) -> None:
+    """Write the label counts into a run folder unless they are there already; sealed, if the run has an id."""
     if not is_there(file := folder / SPLIT):
         counts = count_labels(clients, y, n_classes)
         data = json.dumps(counts).encode() if run is None else seal_json(counts, run, SPLIT)[0]
