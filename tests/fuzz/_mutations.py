@@ -161,7 +161,7 @@ def leaves(old: Any, rng: random.Random) -> bytes:
     if rng.random() < 0.3:
         entries.pop(key, None)
     elif key in entries and rng.random() < 0.6:
-        entries[key] = torch.full_like(entries[key].double(), float(number(rng))).to(entries[key].dtype)
+        entries[key] = torch.full(entries[key].shape, float(number(rng)), dtype=torch.float64).to(entries[key].dtype)
     else:
         entries[key] = tensor(rng).contiguous()
     return safetensors.torch.save(entries)
