@@ -57,6 +57,7 @@ NUMBERS = ["0", "-1", "1", "2", "3", "1.5", "x", "", "nan", "inf", "1e3", "9" * 
 SLOW = {"--jobs": ["0", "1", "x"], "--seeds": ["0", "1", "x"], "--rounds": ["0", "1", "2", "x"], "--every": NUMBERS[:8],
         "--steps": ["0", "2", "3", "x", "9" * 30], "--samples": ["0", "1", "5", "20", "x", "9" * 30],
         "--what": ["where", "divergence", "alignment,gradients", "losses", "tsne", "surface", "all ", "x"]}  # fmt: skip
+SLOW_COMMANDS = ("demo", "methods", "plot", "analyse", "watch")  # they take seconds
 WORDS = [
     *NAMES,
     "pdf",
@@ -91,7 +92,7 @@ def try_one(seed: int, folder: Path) -> bool:
 def command_line(rng: random.Random) -> list[str]:
     """Return a random command line, without the program's name."""
     commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
-    names = [name for name in commands if name not in ("demo", "methods") or rng.random() < 0.2]  # these take seconds
+    names = [name for name in commands if name not in SLOW_COMMANDS or rng.random() < 0.1]
     name = rng.choice([*names, "run", "run", "partition"])
     command, args = commands[name], [name]
     if isinstance(command, click.Group):
