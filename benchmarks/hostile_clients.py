@@ -2,8 +2,8 @@
 
     python benchmarks/hostile_clients.py [--split dirichlet] [--seeds 3] [--rounds 20] [--clients 10]
 
-Ten clients of `--clients` take part in every round, and client 0 attacks whenever it does. Every attack stays within
-the default limits of a federation's server (`fedkeep.flower.Limits`), so no upload is rejected. A cell is the mean
+Ten clients of `--clients` take part in every round, and client 0 attacks whenever it does. This is a simulation, so no
+upload is rejected; a federation's server rejects changes above ten norms (`fedkeep.flower.Limits`). A cell is the mean
 final accuracy over the seeds, in points, less that of the honest run with the same aggregation; the last column less
 the honest run with plain averaging, for the worst attack. The line below a table says what the other clients reach
 without the hostile one's examples: part of the cost is that they are missing.
@@ -44,7 +44,7 @@ def noise(own: Tree, server: Tree, others: Tree, rng: np.random.Generator) -> Tr
 
 
 def far_away(own: Tree, server: Tree, others: Tree, rng: np.random.Generator) -> Tree:
-    """Upload weights that are all shifted by one number, just within the limit of 100 times the server's norm."""
+    """Upload weights that are all shifted by one number, 99 times the server's norm in all."""
     norm = float(tree.dot(server, server)) ** 0.5
     size = sum(w.numel() for w in tree.leaves(server))
     return tree.map(lambda g: g + 99 * max(norm, 1.0) / size**0.5, server)
