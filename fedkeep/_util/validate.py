@@ -67,7 +67,8 @@ def require_number(
     number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else _as_float(value)
     if not math.isfinite(number) or not _within(number, low, high, above, below):
         bounds = _bounds(low, high, above, below)
-        raise error(f"{label or key} must be a number{bounds}, not {format_value(value)}", key=key, value=value)
+        huge = " that float32 can hold" if isinstance(value, numbers.Real) and _is_huge(value) else ""
+        raise error(f"{label or key} must be a number{bounds}{huge}, not {format_value(value)}", key=key, value=value)
     return value  # type: ignore[no-any-return]
 
 
@@ -116,6 +117,10 @@ def first_error(section: str, error: ValidationError) -> ConfigError:
     if first["type"] == "missing":
         return ConfigError(f"{key} is missing", key=key)
     return ConfigError(f"{key} = {format_value(first['input'])}: {first['msg']}", key=key, value=first["input"])
+
+
+def _is_huge(value: Any) -> bool:
+    return not abs(value) <= _FLOAT32_MAX and value == value and abs(value) != math.inf
 
 
 def _as_float(value: Any) -> float:

@@ -45,7 +45,7 @@ class Difference:
 
     def as_data(self) -> dict[str, Any]:
         """Return the test as JSON-compatible data."""
-        return {**asdict(self), "seeds": list(self.seeds), "told_apart": self.significant}
+        return {**asdict(self), "seeds": list(self.seeds), "significant": self.significant}
 
 
 def ranks(values: Mapping[str, float], higher: bool) -> dict[str, int]:

@@ -64,7 +64,9 @@ class Identity:
         """The experiment without seeds, as tables; hashes stand for what tables cannot hold."""
         about = self.history.about
         made_by = about.get("made_by", {})
-        setting = {key: _without_none(about[key]) for key in ("method", "model", "data", "split", "train")}
+        setting = {key: _without_none(about[key]) for key in ("method", "model", "data", "split")}
+        # a setting that did not exist when the run was made had its default
+        setting["train"] = _without_none({**_DEFAULTS, "seed": None, **about["train"]})
         if (label := about.get("label")) is not None:
             setting = {"label": label, **setting}
         data, split = ({k: v for k, v in setting[key].items() if k != "seed"} for key in ("data", "split"))
@@ -81,13 +83,13 @@ class Identity:
 
     @cached_property
     def key(self) -> str:
-        """Equal for runs of one experiment; settings that a run does not record have their default."""
-        return _as_text(self.setting | {"train": self._train})
+        """Equal for runs of one experiment."""
+        return _as_text(self.setting)
 
     @cached_property
     def problem(self) -> dict[str, Any]:
         """The problem that the run solves, as tables: data, split, and the settings that define the task."""
-        train = {key: self._train[key] for key in PROBLEM_SETTINGS if key in self._train}
+        train = {key: value for key, value in self.setting["train"].items() if key in PROBLEM_SETTINGS}
         return {"data": self.setting["data"], "split": self.setting["split"], "train": train}
 
     @cached_property
@@ -121,10 +123,6 @@ class Identity:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         distance = np.abs(shares - counts.sum(0) / counts.sum()).sum(1) / 2
         return table["clients"], float(counts.sum() / len(counts)), float(distance.mean())
-
-    @cached_property
-    def _train(self) -> dict[str, Any]:
-        return _without_none({**_DEFAULTS, "seed": None, **self.setting["train"]})
 
 
 def same_split_kind(one: Identity, other: Identity) -> bool:

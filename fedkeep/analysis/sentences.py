@@ -84,9 +84,9 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     unlearned = [g.label for g in finished if not g.learned]
     if unlearned and len(unlearned) < len(finished):
         lines.append(f"Learned nothing, so there is nothing to forget: {list_names(unlearned)}.")
-    if unverified := [g.label for g in groups if not all(getattr(r.history, "verified", True) for r in g.runs)]:
+    if unverified := [g.label for g in groups if not all(r.history.verified for r in g.runs)]:
         names = "all runs" if len(unverified) == len(groups) else list_names(unverified)
-        lines.append(f"Without checksums, so that damage would not be noticed: {names}.")
+        lines.append(f"Not verified, because files have no checksums or a checkpoint is damaged: {names}.")
     return lines
 
 

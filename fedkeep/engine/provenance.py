@@ -93,7 +93,7 @@ def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
 
 
 def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]:
-    """Return what tells two experiments apart that have the same tables: what models and methods compute.
+    """Return what distinguishes two experiments with the same tables: what models and methods compute.
 
     `structure` is a hash of the model without its weights, `layers` names its layers, `test` is a hash of the test set,
     `init` one of the initial weights. `algorithm` is a hash of the method's code, if the method is the user's own.

@@ -309,8 +309,8 @@ class Simulation:
 
     def _checkpoint_due(self) -> bool:
         """Return whether to save after this round; the last one is saved when the run ends."""
-        going_on = self.round < self.settings.rounds and not self._stop
-        return going_on and self.folder is not None and self.folder.checkpoint_due(self.round)
+        continues = self.round < self.settings.rounds and not self._stop
+        return continues and self.folder is not None and self.folder.checkpoint_due(self.round)
 
     def _checkpoint(self) -> None:
         self.ranks.on_rank0(self.state.checkpoint)

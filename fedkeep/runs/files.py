@@ -211,10 +211,20 @@ def fingerprint(*values: Any) -> str:
     total = 0
     for value in values:
         for path, leaf in tree.items(value):
-            array = np.ascontiguousarray(leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf)
-            total = zlib.crc32(f"{path}{array.shape}{array.dtype}".encode(), total)
+            array, dtype = _as_array(leaf)
+            total = zlib.crc32(f"{path}{array.shape}{dtype}".encode(), total)
             total = zlib.crc32(array.reshape(-1).view(np.uint8).data, total)
     return f"{total:08x}"
+
+
+def _as_array(leaf: Any) -> tuple[np.ndarray, str]:
+    """Return a leaf as an array and the name of its dtype; numpy has no bfloat16, so its bits stand for it."""
+    if isinstance(leaf, torch.Tensor):
+        name = str(leaf.dtype).removeprefix("torch.")
+        leaf = leaf.detach().cpu()
+        return np.ascontiguousarray((leaf.view(torch.int16) if name == "bfloat16" else leaf).numpy()), name
+    array = np.ascontiguousarray(leaf)
+    return array, str(array.dtype)
 
 
 def _toml_value(value: Any) -> Any:

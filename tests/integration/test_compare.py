@@ -125,7 +125,7 @@ def test_a_clear_difference_is_significant():
         assert found.p_corrected == found.p < 0.001
         assert found.p_sign_flip == 0.25
         assert found.significant
-        assert found.as_data()["told_apart"]
+        assert found.as_data()["significant"]
     accuracy, forgetting, notes = sentences(groups)
     for part in ("b ", "(90.0%)", "a ", "(75.0%)", "15.0 points", "3 seeds", "p < 0.001", "p = 0.25"):
         assert part in accuracy

@@ -186,7 +186,7 @@ def test_run_sweep_compare_and_partition(tmp_path: Path) -> None:
     assert all(name in done.stdout for name in ("fedavg", "fedntd"))
     [found] = json.loads(fedkeep("compare", "runs", "--json", cwd=tmp_path).stdout)["problems"]
     assert {len(test["seeds"]) for test in found["tests"]} == {2}, "too few seeds for a test"
-    assert not any(test["told_apart"] for test in found["tests"])
+    assert not any(test["significant"] for test in found["tests"])
     rows = found["groups"]
     assert [(row["label"], row["seeds"]) for row in rows] == [("fedavg", [0, 1]), ("fedntd (beta=0.5)", [0, 1])]
     finals = [fk.load_run(tmp_path / "runs" / f"x-method=fedavg-seed={s}").summary()["final"] for s in (0, 1)]

@@ -200,7 +200,7 @@ def test_a_label_in_an_experiment_file_and_in_a_sweep(tmp_path: Path) -> None:
 # Runs from experiment files
 
 
-def test_problems_are_told_apart_by_rounds_clients_and_contents(tmp_path: Path, command: Command) -> None:
+def test_problems_are_significant_by_rounds_clients_and_contents(tmp_path: Path, command: Command) -> None:
     lines = records(wave(0))
     split = {"kind": "shards", "n_clients": 9, "s": 2, "seed": 0}
     write_run(tmp_path / "a", lines, method="fedavg")
@@ -372,3 +372,20 @@ def test_a_folder_with_markup_in_its_name_can_hold_runs(tmp_path: Path, command:
     code, out, errors = command("run", "method=fedavg", "model=mlp", *settings, "--runs", folder, "--name", "x")
     assert code == 0, errors
     assert "r[/b]" in out.replace("\n", "")
+
+
+def test_a_run_in_bfloat16_is_identified(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        simulate(tmp_path / str(seed), seed, dtype="bfloat16")
+    [group] = read_runs([tmp_path]).groups
+    assert sorted(group.seeds) == [0, 1]
+
+
+def test_settings_that_a_run_does_not_record_have_their_default(tmp_path: Path) -> None:
+    """A setting that was added after a run was made is no difference between it and a newer one."""
+    write_run(tmp_path / "old", records(wave(0)))
+    newer = {"rounds": 4, "lr": 0.1, "aggregation": "mean", "hostile": 1, "dp_delta": 1e-5}
+    write_run(tmp_path / "new", records(wave(1)), method="fedntd", train=newer)
+    [problem] = read_runs([tmp_path]).problems
+    assert [group.label for group in problem.groups] == ["fedntd", "fedavg"]
+    assert problem.groups[0].setting["train"] == problem.groups[1].setting["train"]
