@@ -66,7 +66,7 @@ class Identity:
         made_by = about.get("made_by", {})
         setting = {key: _without_none(about[key]) for key in ("method", "model", "data", "split")}
         # a setting that did not exist when the run was made had its default
-        setting["train"] = _without_none({**_DEFAULTS, "seed": None, **about["train"]})
+        setting["train"] = _with_effect({**_DEFAULTS, "seed": None, **about["train"]})
         if (label := about.get("label")) is not None:
             setting = {"label": label, **setting}
         data, split = ({k: v for k, v in setting[key].items() if k != "seed"} for key in ("data", "split"))
@@ -138,6 +138,12 @@ def same_split_kind(one: Identity, other: Identity) -> bool:
 def _criterion(made_by: dict[str, Any]) -> dict[str, Any]:
     name, _, code = re.sub(r" at 0x[0-9a-fA-F]+", "", str(made_by.get("criterion", ""))).partition("#")
     return _without_none({"name": name or None, "code": code or None})
+
+
+def _with_effect(train: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that are used: not `hostile` for a plain mean, nor `dp_delta` without noise."""
+    unused = {"hostile": train["aggregation"] == "mean", "dp_delta": train["dp_noise"] is None}
+    return _without_none({key: value for key, value in train.items() if not unused.get(key, False)})
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeep._util.json import flatten
 from fedkeep._util.text import clip, printable
+from fedkeep.engine.settings import Settings
 
 if TYPE_CHECKING:
     from fedkeep.analysis.groups import Group, Problem
 
 MAX_LABEL, MAX_PART = 60, 28
 _STOPPED = {"unfinished": "unfinished at round", "diverged": "diverged after round"}
+_SHOWN_UNLESS_DEFAULT = ("aggregation", "hostile", "dp_delta")
 _HASHES = {  # keys whose values are hashes, and what to call them
     "model.shapes": "weights",
     "model.structure": "model",
@@ -102,10 +104,12 @@ def _format(key: str, value: Any) -> str:
 
 
 def _is_default(g: Group, key: str) -> bool:
-    """Return whether a key is a hyperparameter at its default, which differs only because other methods lack it."""
+    """Return whether a key has its default and differs only because other groups lack it, or says nothing new."""
     from fedkeep import methods
 
     section, _, name = key.partition(".")
+    if section == "train" and name in _SHOWN_UNLESS_DEFAULT:
+        return bool(g.setting["train"].get(name) == getattr(Settings, name))
     kind = methods.discover().get(g.setting["method"]["name"])
     return section == "method" and kind is not None and kind.defaults().get(name) == g.setting["method"].get(name)
 

@@ -85,6 +85,8 @@ def _read(path: Path) -> Run:
     """Read a run with everything that comparisons need, so that damage shows now."""
     history = load_run(path, weights=False)
     if not any("confusion" in record for record in history.records if record["round"]):
+        if history.diverged:
+            raise RunError("it diverged before a round was evaluated", key="run", value=str(path))
         raise RunError("it has no evaluated round yet", key="run", value=str(path))
     check_records(history)
     run = Run(history)
@@ -165,7 +167,8 @@ def _problems(groups: Sequence[Group]) -> list[Problem]:
     order = {id(group): position for position, group in enumerate(groups)}
     for problem in problems:
         problem.groups.sort(key=lambda g: order[id(g)])
-    return sorted(problems, key=lambda p: order[id(p.groups[0])])
+    # what can be compared comes first
+    return sorted(problems, key=lambda p: (not any(g.finished for g in p.groups), order[id(p.groups[0])]))
 
 
 def _fits(group: Group, problem: Problem) -> bool:

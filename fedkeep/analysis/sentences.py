@@ -67,7 +67,7 @@ def excluded(groups: Sequence[Group]) -> list[str]:
     lines = []
     for status, name in (("unfinished", "not finished"), ("diverged", "diverged")):
         if labels := [g.label for g in groups if g.status == status]:
-            lines.append(f"Excluded ({name}): {', '.join(labels)}.")
+            lines.append(f"Without a verdict, because {name}: {', '.join(labels)}.")
     return lines
 
 
@@ -78,7 +78,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         for note in g.notes:
             by_note.setdefault(note, []).append(g.label)
     lines = [f"{list_names(labels)}: {note}." for note, labels in by_note.items()]
-    if early := [f"{g.label} (round {g.last_round} of {g.runs[0].planned_rounds})" for g in groups if g.stopped_early]:
+    if early := [f"{g.label} ({_rounds_reached(g)})" for g in groups if g.stopped_early]:
         lines.append(f"Stopped early by a callback: {list_names(early)}.")
     finished = [g for g in groups if g.finished]
     unlearned = [g.label for g in finished if not g.learned]
@@ -99,6 +99,12 @@ def list_names(names: Sequence[str], most: int = MAX_NAMES) -> str:
     if len(names) <= most + 1:
         return join_names(names)
     return join_names([*names[:most], f"{len(names) - most} others"])
+
+
+def _rounds_reached(group: Group) -> str:
+    reached = sorted({run.last_round for run in group.runs})
+    span = f"round {reached[0]}" if len(reached) == 1 else f"rounds {reached[0]} to {reached[-1]}"
+    return f"{span} of {group.runs[0].planned_rounds}"
 
 
 def tied_with_first(order: Sequence[Group], measure: str) -> list[Group]:

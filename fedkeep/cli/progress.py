@@ -84,6 +84,10 @@ class ProgressBar:
         line = printable(f"fedkeep: {name}: {error}")
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def show(self, line: str) -> None:
+        """Show a line above the bar."""
+        self._print(line)
+
     def _count(self, rounds: int) -> None:
         """Advance the bar to this many rounds of the current run, including rounds that ran before it was resumed."""
         self.progress.advance(self.task, rounds - self.counted)

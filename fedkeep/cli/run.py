@@ -113,6 +113,8 @@ def resume(
     rounds = read_experiment(folder).get("train", {}).get("rounds", 0)
     with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
+        if from_round is not None:
+            progress.show(f"going back to round {from_round}: later rounds are repeated")
         history = resume_from_file(folder, (progress,), from_round)
         progress.finish_run(folder.name, history)
     _show_runs({folder.name: history}, as_json, folder.parent)

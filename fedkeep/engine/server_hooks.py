@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,8 @@ from fedkeep.errors import MethodError
 from fedkeep.method import Cohort, FedAvg
 from fedkeep.task import Task
 from fedkeep.tree import Tree
+
+log = logging.getLogger("fedkeep")
 
 
 def make_cohort(settings: Settings, ids: Iterable[int], round: int) -> Cohort:
@@ -37,6 +40,8 @@ def broadcast(method: FedAvg, server: Tree) -> Tree:
 def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
     """Raise if this method cannot be aggregated as the settings say."""
     robust.require_supported(method, settings, n_clients)
+    if settings.aggregation == "mean" and settings.hostile != Settings.hostile:
+        log.warning('hostile = %d has no effect with aggregation = "mean": choose another', settings.hostile)
     if settings.private:
         privacy.require_supported(method, settings, n_clients)
 

@@ -31,7 +31,7 @@ RARE = "checkpoint_every=1000000"  # what is saved is saved because of the signa
 # One run
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_last_round_and_says_how_to_resume(tmp_path: Path, number: int) -> None:
     args = ["run", "digits", "method=scaffold", "rounds=60", "epochs=1", RARE, "--runs", str(tmp_path)]
     with running_fedkeep(*args, "--name", "ended") as process:
@@ -50,7 +50,7 @@ def test_a_signal_saves_the_last_round_and_says_how_to_resume(tmp_path: Path, nu
 
 
 @needs_proc
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6, 1.2, 2.4])
+@pytest.mark.parametrize("delay", [0.0, 0.3, 1.2])
 def test_ctrl_c_during_imports_shows_no_traceback(tmp_path: Path, delay: float) -> None:
     """From the first line of the command line on; what happens before is up to Python."""
     with running_fedkeep("run", "digits", "rounds=100000", "--runs", str(tmp_path)) as process:
@@ -84,7 +84,7 @@ def test_importing_the_command_line_imports_nothing_large() -> None:
 
 
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_workers_end_with_their_parent_and_save_their_runs(tmp_path: Path, number: int) -> None:
     args = ["run", "digits", "rounds=100000", RARE, "--sweep", "seed=0,1,2", "--jobs", "2", "--runs", str(tmp_path)]
     rounds = [tmp_path / f"x-seed={seed}" / ROUNDS for seed in (0, 1)]
