@@ -9,7 +9,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedkeep.flower import messages, records
-from fedkeep.flower.client_keys import ClientKeys, fingerprint
+from fedkeep.flower.client_keys import ClientKeys, key_fingerprint
 from fedkeep.flower.exchange import exchange, fetch_reply
 from fedkeep.flower.update_checks import RejectedUpdate, printable
 
@@ -35,7 +35,9 @@ class Nodes:
     def refresh(self, grid: Grid) -> None:
         """Drop the nodes that have disconnected, and ask the new ones for their client id."""
         present = {int(info.node_id): info for info in grid.get_nodes()}
-        self.keys = {node: self.keys.get(node) or fingerprint(one.public_key, node) for node, one in present.items()}
+        self.keys = {
+            node: self.keys.get(node) or key_fingerprint(one.public_key, node) for node, one in present.items()
+        }
         self.of_client = {client: node for client, node in self.of_client.items() if node in present}
         self.rejected = {node: reason for node, reason in self.rejected.items() if node in present}
         self.busy = {node: message for node, message in self.busy.items() if node in present}
