@@ -143,6 +143,41 @@ def test_wrapper_of_flower_does_not_see_malformed_replies(three: Problem, what: 
     assert [(r["cohort"], set(r["failed"])) for r in records_of(strategy)] == [([0, 1], {"2"})] * 2
 
 
+def test_node_that_leaves_under_a_wrapper_is_no_alert(three: Problem) -> None:
+    method = fk.methods.FedAvg()
+    grid = grid_of(three, method)
+    gone = next(number for number, one in grid.nodes.items() if one.config["client-id"] == 2)
+
+    def leave(message: Message, work):
+        del grid.nodes[gone]
+        return Message(Error(5, "node unavailable"), reply_to=message)
+
+    grid.node_of(2).fault = leave
+    strategy = strategy_of(three, method, rounds=1)
+    drive(strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2), grid)
+    record = records_of(strategy)[0]
+    assert (record["cohort"], record["failed"]) == ([0, 1], {"2": "not connected"})
+    assert "security" not in record
+
+
+def test_errors_that_a_wrapper_does_not_pass_on_are_named(three: Problem) -> None:
+    """Flower's wrapper skips a round in which a node reports an error; the reason is known all the same."""
+    grid = grid_of(three, fk.methods.FedAvg())
+    grid.node_of(2).fault = lambda message, work: Message(Error(2, "no disk"), reply_to=message)
+    strategy = strategy_of(three, fk.methods.FedAvg(), rounds=1)
+    with raises(RunError, key="round", mentions=["client 2: no disk"]):
+        drive(strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2), grid)
+
+
+def test_reply_that_a_wrapper_does_not_see_is_rejected_once(three: Problem, caplog) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+    grid.node_of(2).fault = with_upload(filled("n", -1.0))
+    strategy = strategy_of(three, fk.methods.FedAvg(), rounds=1)
+    drive(strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2), grid)
+    assert caplog.text.count("was rejected") == 1
+    assert "2" in records_of(strategy)[0]["failed"]
+
+
 # The form of an upload comes from the method, not from a majority
 
 
