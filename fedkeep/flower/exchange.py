@@ -21,6 +21,7 @@ log = logging.getLogger("fedkeep")
 
 POLL_SECONDS = 3.0  # between two looks for replies
 UNREADABLE = 590  # error code of a reply that cannot be read; Flower's own codes are below 100
+UNSENT = 591  # error code of a request that the server could not send
 
 
 def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
@@ -36,7 +37,7 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Me
             waiting[message.metadata.message_id] = message
         else:
             reason = "the request could not be sent: is it larger than the SuperLink accepts?"
-            replies.append(Message(Error(UNREADABLE, reason), reply_to=message))
+            replies.append(Message(Error(UNSENT, reason), reply_to=message))
     deadline = time.monotonic() + timeout
     while True:
         for key, message in list(waiting.items()):

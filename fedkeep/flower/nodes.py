@@ -10,13 +10,13 @@ from flwr.serverapp import Grid
 
 from fedkeep.flower import messages, records
 from fedkeep.flower.client_keys import ClientKeys, key_fingerprint
-from fedkeep.flower.exchange import exchange, fetch_reply
+from fedkeep.flower.exchange import UNSENT, exchange, fetch_reply
 from fedkeep.flower.update_checks import RejectedUpdate, printable
 
 log = logging.getLogger("fedkeep")
 
 NODE_UNAVAILABLE = 5  # Flower's error code for a node that is no longer connected
-MOST_ALERTS = 100  # kept between two rounds
+MOST_ALERTS = 100  # of a round, and between two rounds
 
 
 class Nodes:
@@ -29,6 +29,10 @@ class Nodes:
         self.of_client: dict[int, int] = {}  # client -> node
         self.waiting: dict[int, int] = {}  # node -> its client, while another node is connected as the same client
         self.rejected: dict[int, str] = {}  # node -> why it cannot be a client
+        self.queries: dict[int, str] = {}  # node -> id of the query for its client id that it has not answered yet
+        self.slow: set[int] = (
+            set()
+        )  # nodes that have once not answered a query in time: `refresh` waits for others only
         self.busy: dict[int, str] = {}  # node -> id of the message that it has not answered yet
         self.alerts: list[str] = []  # since the last round: who claimed to be somebody else
 
@@ -45,13 +49,39 @@ class Nodes:
         for node, client in waiting.items():
             if node in present:
                 self._claim(node, client, again=True)
-        new = sorted(present.keys() - {*self.of_client.values(), *self.rejected, *self.waiting})
-        if not new:
-            return
+        self.queries = {node: message for node, message in self.queries.items() if node in present}
+        self.slow &= present.keys()
+        self._collect_answers(grid)
+        known = {*self.of_client.values(), *self.rejected, *self.waiting, *self.queries}
+        new = present.keys() - known
+        self._ask(grid, sorted(new & self.slow), 0.0)
+        self._ask(grid, sorted(new - self.slow), self.patience)
+
+    def _ask(self, grid: Grid, new: list[int], timeout: float) -> None:
+        """Ask nodes for their client id, and remember those that do not answer in time."""
         queries = [Message(records.to_records({}), node, f"{MessageType.QUERY}.{messages.QUERY}") for node in new]
-        for reply in exchange(grid, queries, self.patience):
+        silent = {int(query.metadata.dst_node_id) for query in queries}
+        for reply in exchange(grid, queries, timeout):
             if (node_id := sender(reply, queries)) is not None:
+                silent.discard(node_id)
                 self._register(node_id, reply)
+        self.slow |= silent
+        for query in queries:
+            if (node_id := int(query.metadata.dst_node_id)) in silent:
+                self.queries[node_id] = query.metadata.message_id
+
+    def _collect_answers(self, grid: Grid) -> None:
+        """Register the nodes that have answered an earlier query since, without waiting for any."""
+        for node, message in list(self.queries.items()):
+            try:
+                reply = fetch_reply(grid, message, node)
+            except RejectedUpdate as error:
+                self._reject(node, str(error))
+            else:
+                if reply is None:
+                    continue
+                self._register(node, reply)
+            del self.queries[node]
 
     def forget(self, node: int) -> None:
         """Drop a node; if it is still connected, the next `refresh` asks it for its client id again."""
@@ -79,14 +109,12 @@ class Nodes:
 
     def alert(self, text: str) -> None:
         """Log a claim or reply that no honest node makes; the record of the round keeps it."""
-        if text not in self.alerts and len(self.alerts) < MOST_ALERTS:
-            self.alerts.append(text)
-            log.warning("security: %s", text)
+        add_alert(self.alerts, text, text)
 
     def _register(self, node: int, reply: Message) -> None:
         """Store which client a node is, or why it cannot be one."""
         if reply.has_error():
-            if reply.error.code != NODE_UNAVAILABLE:
+            if reply.error.code not in (NODE_UNAVAILABLE, UNSENT):
                 self._reject(node, last_line(reply.error.reason))
             return
         config = reply.content.config_records.get(records.CONFIG)
@@ -123,6 +151,13 @@ class Nodes:
     def _reject(self, node: int, reason: str) -> None:
         self.rejected[node] = reason
         log.warning("node %d cannot take part: %s", node, reason)
+
+
+def add_alert(alerts: list[str], text: str, logged: str) -> None:
+    """Log an alert and keep its text, unless it repeats one or there are too many."""
+    if text not in alerts and len(alerts) < MOST_ALERTS:
+        alerts.append(text)
+        log.warning("security: %s", logged)
 
 
 def sender(reply: Message, sent: Iterable[Message]) -> int | None:

@@ -15,7 +15,7 @@ from fedkeep import tree
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import records
 from fedkeep.flower.exchange import UNREADABLE
-from fedkeep.flower.nodes import NODE_UNAVAILABLE, Nodes, last_line, sender
+from fedkeep.flower.nodes import NODE_UNAVAILABLE, Nodes, add_alert, last_line, sender
 from fedkeep.flower.update_checks import ExpectedUpload, RejectedUpdate, printable
 from fedkeep.runs.history import Record
 from fedkeep.tree import Tree
@@ -136,8 +136,7 @@ class PendingRound:
 
     def alert(self, text: str) -> None:
         """Log what no honest node does; the round's record keeps it."""
-        log.warning("security: round %d: %s", self.number, text)
-        self.alerts.append(text)
+        add_alert(self.alerts, text, f"round {self.number}: {text}")
 
     def _alert_unrequested(self, node: int | None) -> None:
         self.alert(f"a reply of node {node} belongs to no request of this round and was dropped")

@@ -22,9 +22,11 @@ from support.flower_grid import grid_of, strategy_of
 from support.hostile import MALFORMED, far_away, filled, scaled, with_upload
 
 from fedkeep.data.seeds import sample_cohort
-from fedkeep.errors import RunError
-from fedkeep.flower import Strategy, drive
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.flower import Strategy, drive, messages, nodes
 from fedkeep.flower.evaluation_replies import average_metrics
+from fedkeep.flower.exchange import exchange
+from fedkeep.flower.pending_round import PendingRound
 from fedkeep.flower.trial import outlier
 from fedkeep.flower.update_checks import Limits, printable
 from fedkeep.method import FedAvg
@@ -439,6 +441,56 @@ def test_evaluation_errors_are_logged_by_node(caplog) -> None:
 def test_text_of_a_node_is_printable() -> None:
     assert printable("a\x1b]0;title\x07b\nc\u202e") == "a?]0;title?b c?"
     assert len(printable("x" * 10**6)) == 240
+
+
+def test_request_that_cannot_be_sent_is_no_clients_fault(three: Problem, monkeypatch) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+    push = grid.push_messages
+    monkeypatch.setattr(
+        grid,
+        "push_messages",
+        lambda sent: [k if m.metadata.message_type != "train" else "" for k, m in zip(push(sent), sent, strict=True)],
+    )
+    strategy = strategy_of(three, fk.methods.FedAvg(), attempts=1)
+    with raises(RunError, key="round", mentions=["could not be sent"]):
+        strategy.start(grid)
+    assert not strategy.pending.rejected
+
+
+def test_silent_node_is_waited_for_once(three: Problem, monkeypatch) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+    silent = grid.node_of(2)
+    answer, waits = silent.answer, []
+    monkeypatch.setattr(silent, "answer", lambda *args: None)
+    monkeypatch.setattr(nodes, "exchange", lambda grid, sent, timeout: (
+        waits.append((len(sent), timeout)) if sent else None, exchange(grid, sent, 0.0))[1])  # fmt: skip
+    known = nodes.Nodes(3, 50.0)
+    for _ in range(3):
+        known.refresh(grid)
+    assert (waits, sorted(known.of_client)) == ([(3, 50.0)], [0, 1])
+    ((node, key),) = known.queries.items()
+    monkeypatch.undo()
+    reply = answer(node, Message(RecordDict(), node, f"query.{messages.QUERY}"), {})
+    reply.metadata.__dict__["_reply_to_message_id"] = key
+    grid.late[key] = reply
+    known.refresh(grid)
+    assert (sorted(known.of_client), known.queries) == ([0, 1, 2], {})
+
+
+def test_alerts_are_bounded() -> None:
+    pending = PendingRound(1, [0], 0.0)
+    for number in range(1000):
+        pending.alert(f"alert {number}")
+    assert len(pending.alerts) == nodes.MOST_ALERTS
+
+
+def test_refused_start_leaves_no_folder(three: Problem, tmp_path: Path) -> None:
+    with raises(ConfigError, key="client-keys"):
+        strategy_of(three, fk.methods.FedAvg(), run_dir=tmp_path / "run", client_keys=tmp_path / "none")
+    with raises(ConfigError, key="fraction_evaluate"):
+        private = {"dp_clip": 1.0, "dp_noise": 1.0, "fraction_evaluate": 0.5}
+        strategy_of(three, fk.methods.FedAvg(), run_dir=tmp_path / "run", **private)
+    assert not (tmp_path / "run").exists()
 
 
 def test_limit_of_examples_can_be_set(three: Problem) -> None:
