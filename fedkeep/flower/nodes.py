@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from fedkeep._util.text import one_line
 from fedkeep.flower import messages, records
 from fedkeep.flower.client_keys import ClientKeys, key_fingerprint
 from fedkeep.flower.exchange import UNSENT, exchange, fetch_reply
-from fedkeep.flower.update_checks import RejectedUpdate, printable
+from fedkeep.flower.update_checks import RejectedUpdate
 
 log = logging.getLogger("fedkeep")
 
@@ -121,7 +122,7 @@ class Nodes:
         client = config.get("client") if config is not None else None
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.n_clients:
             self._reject(
-                node, f"its client-id is {printable(repr(client), 60)}, but the clients are 0 to {self.n_clients - 1}"
+                node, f"its client-id is {one_line(repr(client), 60)}, but the clients are 0 to {self.n_clients - 1}"
             )
         else:
             self._claim(node, client)
@@ -171,4 +172,4 @@ def sender(reply: Message, sent: Iterable[Message]) -> int | None:
 def last_line(reason: str | None) -> str:
     """Return an error's message without its traceback, fit for a log."""
     lines = [line.strip() for line in (reason or "")[-4000:].splitlines() if line.strip()]
-    return printable(lines[-1], 500) if lines else "no reason given"
+    return one_line(lines[-1], 500) if lines else "no reason given"

@@ -12,11 +12,12 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedkeep import tree
+from fedkeep._util.text import one_line
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import records
 from fedkeep.flower.exchange import UNREADABLE
 from fedkeep.flower.nodes import NODE_UNAVAILABLE, Nodes, add_alert, last_line, sender
-from fedkeep.flower.update_checks import ExpectedUpload, RejectedUpdate, printable
+from fedkeep.flower.update_checks import ExpectedUpload, RejectedUpdate
 from fedkeep.runs.history import Record
 from fedkeep.tree import Tree
 
@@ -186,7 +187,7 @@ class PendingRound:
         except RejectedUpdate as error:
             self.reject(client, nodes, error)
         except Exception as error:
-            reason = f"its reply cannot be read ({type(error).__name__}: {printable(error)})"
+            reason = f"its reply cannot be read ({type(error).__name__}: {one_line(error)})"
             self.reject(client, nodes, RejectedUpdate(reason, key="reply", value=type(error).__name__))
 
     def _store_reply(self, client: int, content: RecordDict, late: bool, bounds: bool) -> None:
@@ -216,7 +217,7 @@ class PendingRound:
         """Raise RejectedUpdate unless a reply is for this round."""
         number = config.get("round")
         if type(number) is not int or number != self.number:
-            text = printable(repr(number), 40)
+            text = one_line(repr(number), 40)
             raise RejectedUpdate(f"its reply is for round {text}, not {self.number}", key="round", value=number)
 
     def _upload_of(self, config: ConfigRecord, content: RecordDict, bounds: bool) -> Tree | None:

@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedkeep import losses, tree
+from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data import seeds
 from fedkeep.engine import device, privacy, robust, server_hooks
@@ -35,7 +36,7 @@ from fedkeep.flower.nodes import Nodes
 from fedkeep.flower.pending_round import PendingRound
 from fedkeep.flower.round_loop import RoundLoop
 from fedkeep.flower.trial import Trial, outlier
-from fedkeep.flower.update_checks import ExpectedUpload, Limits, RejectedUpdate, printable
+from fedkeep.flower.update_checks import ExpectedUpload, Limits, RejectedUpdate
 from fedkeep.method import FedAvg
 from fedkeep.tree import Tree
 
@@ -262,7 +263,7 @@ class Strategy(RoundLoop):
         except MethodError:
             raise
         except Exception as error:
-            return present, f"it cannot be aggregated: {type(error).__name__}: {printable(error)}"
+            return present, f"it cannot be aggregated: {type(error).__name__}: {one_line(error)}"
         return server, self.trial.problem(server, pending.number)
 
     def _aggregate(self, pending: PendingRound) -> Tree:
