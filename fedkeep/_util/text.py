@@ -62,7 +62,7 @@ def one_line(error: BaseException | str, most: int = 240) -> str:
     >>> one_line(ValueError("two\\n  lines \\x1b[31m"))
     'two lines \\\\x1b[31m'
     """
-    text = " ".join(str(error).split())
+    text = " ".join(str(error)[: 8 * most].split())  # the text of a node may be very long
     if not text and isinstance(error, BaseException):
         text = type(error).__name__
     text = printable(text)

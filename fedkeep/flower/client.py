@@ -103,7 +103,8 @@ class Node:
             examples = Examples.load(self.data_fn(context), settings, target)
         if not len(examples.y):
             return Message(records.to_records({}, {**reply, "empty": True}), reply_to=message)
-        task = self.task(settings, request.n_classes, request.n_clients, None, target)
+        with _private("the node's model or criterion cannot be used"):
+            task = self.task(settings, request.n_classes, request.n_clients, None, target)
         _require_same_task(task, examples, request)
         _require_reasonable_augmentation(settings, examples)
         shared = tree.to(_read_broadcast(message, task), target)
@@ -277,7 +278,7 @@ def _private(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         log.exception("%s", what)
-        kind = type(error).__name__
+        kind = type(error.__cause__ or error).__name__
         raise FedkeepError(f"{what} ({kind}); its log has the details", key="node", value=kind) from error
 
 

@@ -68,7 +68,7 @@ class ClientKeys:
                 write_atomic(self.folder / FILE, (json.dumps(entries, indent=2) + "\n").encode())
 
 
-def fingerprint(public_key: bytes, node: int) -> str:
+def key_fingerprint(public_key: bytes, node: int) -> str:
     """Return a public key's fingerprint, as `ssh-keygen -l` shows it; without a usable key, the node's id."""
     from cryptography.hazmat.primitives import serialization
 

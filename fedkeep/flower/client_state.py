@@ -32,7 +32,7 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-KEPT = 4  # states of a client: the server can go back to any of its last three checkpoints
+KEPT = 4  # states of a client: the server can go back to any of its last three checkpoints, whatever its `keep`
 _STATE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
 
 
@@ -113,7 +113,8 @@ class ContextStates:
     def save(self, round: int, state: Tree, keep: int) -> None:
         """Save the state that a round made, and remove older ones; that of the round `keep` stays."""
         states = self.records.config_records.get(self.name, ConfigRecord())
-        older = {key: value for key, value in states.items() if key == str(keep)}
+        rounds = sorted({*map(int, states), round})
+        older = {key: value for key, value in states.items() if int(key) in (keep, *rounds[-KEPT:])}
         self.records[self.name] = ConfigRecord({**older, str(round): tree.to_bytes(state)})
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from flwr.app import Message, MetricRecord
 
+from fedkeep._util.text import one_line
 from fedkeep.flower.nodes import last_line
-from fedkeep.flower.update_checks import printable
 
 log = logging.getLogger("fedkeep")
 
@@ -29,7 +29,7 @@ def average_metrics(replies: Iterable[Message], largest: float) -> MetricRecord 
         try:
             usable.append(_read_metrics(reply, largest))
         except Exception as error:  # whatever a reply contains, it is the fault of one node
-            log.warning("the evaluation of node %d is not used: %s", node, printable(error))
+            log.warning("the evaluation of node %d is not used: %s", node, one_line(error))
     counts = Counter(name for _, metrics in usable for name in metrics)
     averages: dict[str, Any] = {}
     for name in sorted(name for name, count in counts.items() if 2 * count > len(usable)):
@@ -54,5 +54,5 @@ def _read_metrics(reply: Message, largest: float) -> tuple[float, dict[str, floa
 
 def _number(key: str, value: object, largest: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
-        raise ValueError(f"{printable(key, 60)} is {printable(repr(value), 60)}, not a number of at most {largest:g}")
+        raise ValueError(f"{one_line(key, 60)} is {one_line(repr(value), 60)}, not a number of at most {largest:g}")
     return float(value)

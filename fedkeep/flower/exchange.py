@@ -15,12 +15,14 @@ from collections.abc import Iterable
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeep.flower.update_checks import RejectedUpdate, printable
+from fedkeep._util.text import one_line
+from fedkeep.flower.update_checks import RejectedUpdate
 
 log = logging.getLogger("fedkeep")
 
 POLL_SECONDS = 3.0  # between two looks for replies
 UNREADABLE = 590  # error code of a reply that cannot be read; Flower's own codes are below 100
+UNSENT = 591  # error code of a request that the server could not send
 
 
 def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
@@ -36,7 +38,7 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Me
             waiting[message.metadata.message_id] = message
         else:
             reason = "the request could not be sent: is it larger than the SuperLink accepts?"
-            replies.append(Message(Error(UNREADABLE, reason), reply_to=message))
+            replies.append(Message(Error(UNSENT, reason), reply_to=message))
     deadline = time.monotonic() + timeout
     while True:
         for key, message in list(waiting.items()):
@@ -66,7 +68,7 @@ def fetch_reply(grid: Grid, message_id: str, node: int) -> Message | None:
     except Exception as error:
         if _is_lost_connection(error):
             raise
-        reason = f"its reply cannot be read ({type(error).__name__}: {printable(error)})"
+        reason = f"its reply cannot be read ({type(error).__name__}: {one_line(error)})"
         raise RejectedUpdate(reason, key="reply", value=type(error).__name__) from error
     return reply
 

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from fedkeep._util.text import one_line
 from fedkeep.flower import messages, records
-from fedkeep.flower.client_keys import ClientKeys, fingerprint
-from fedkeep.flower.exchange import exchange, fetch_reply
-from fedkeep.flower.update_checks import RejectedUpdate, printable
+from fedkeep.flower.client_keys import ClientKeys, key_fingerprint
+from fedkeep.flower.exchange import UNSENT, exchange, fetch_reply
+from fedkeep.flower.update_checks import RejectedUpdate
 
 log = logging.getLogger("fedkeep")
 
 NODE_UNAVAILABLE = 5  # Flower's error code for a node that is no longer connected
-MOST_ALERTS = 100  # kept between two rounds
+MOST_ALERTS = 100  # of a round, and between two rounds
 
 
 class Nodes:
@@ -29,13 +30,19 @@ class Nodes:
         self.of_client: dict[int, int] = {}  # client -> node
         self.waiting: dict[int, int] = {}  # node -> its client, while another node is connected as the same client
         self.rejected: dict[int, str] = {}  # node -> why it cannot be a client
+        self.queries: dict[int, str] = {}  # node -> id of the query for its client id that it has not answered yet
+        self.slow: set[int] = (
+            set()
+        )  # nodes that have once not answered a query in time: `refresh` waits for others only
         self.busy: dict[int, str] = {}  # node -> id of the message that it has not answered yet
         self.alerts: list[str] = []  # since the last round: who claimed to be somebody else
 
     def refresh(self, grid: Grid) -> None:
         """Drop the nodes that have disconnected, and ask the new ones for their client id."""
         present = {int(info.node_id): info for info in grid.get_nodes()}
-        self.keys = {node: self.keys.get(node) or fingerprint(one.public_key, node) for node, one in present.items()}
+        self.keys = {
+            node: self.keys.get(node) or key_fingerprint(one.public_key, node) for node, one in present.items()
+        }
         self.of_client = {client: node for client, node in self.of_client.items() if node in present}
         self.rejected = {node: reason for node, reason in self.rejected.items() if node in present}
         self.busy = {node: message for node, message in self.busy.items() if node in present}
@@ -43,13 +50,39 @@ class Nodes:
         for node, client in waiting.items():
             if node in present:
                 self._claim(node, client, again=True)
-        new = sorted(present.keys() - {*self.of_client.values(), *self.rejected, *self.waiting})
-        if not new:
-            return
+        self.queries = {node: message for node, message in self.queries.items() if node in present}
+        self.slow &= present.keys()
+        self._collect_answers(grid)
+        known = {*self.of_client.values(), *self.rejected, *self.waiting, *self.queries}
+        new = present.keys() - known
+        self._ask(grid, sorted(new & self.slow), 0.0)
+        self._ask(grid, sorted(new - self.slow), self.patience)
+
+    def _ask(self, grid: Grid, new: list[int], timeout: float) -> None:
+        """Ask nodes for their client id, and remember those that do not answer in time."""
         queries = [Message(records.to_records({}), node, f"{MessageType.QUERY}.{messages.QUERY}") for node in new]
-        for reply in exchange(grid, queries, self.patience):
+        silent = {int(query.metadata.dst_node_id) for query in queries}
+        for reply in exchange(grid, queries, timeout):
             if (node_id := sender(reply, queries)) is not None:
+                silent.discard(node_id)
                 self._register(node_id, reply)
+        self.slow |= silent
+        for query in queries:
+            if (node_id := int(query.metadata.dst_node_id)) in silent:
+                self.queries[node_id] = query.metadata.message_id
+
+    def _collect_answers(self, grid: Grid) -> None:
+        """Register the nodes that have answered an earlier query since, without waiting for any."""
+        for node, message in list(self.queries.items()):
+            try:
+                reply = fetch_reply(grid, message, node)
+            except RejectedUpdate as error:
+                self._reject(node, str(error))
+            else:
+                if reply is None:
+                    continue
+                self._register(node, reply)
+            del self.queries[node]
 
     def forget(self, node: int) -> None:
         """Drop a node; if it is still connected, the next `refresh` asks it for its client id again."""
@@ -77,21 +110,19 @@ class Nodes:
 
     def alert(self, text: str) -> None:
         """Log a claim or reply that no honest node makes; the record of the round keeps it."""
-        if text not in self.alerts and len(self.alerts) < MOST_ALERTS:
-            self.alerts.append(text)
-            log.warning("security: %s", text)
+        add_alert(self.alerts, text, text)
 
     def _register(self, node: int, reply: Message) -> None:
         """Store which client a node is, or why it cannot be one."""
         if reply.has_error():
-            if reply.error.code != NODE_UNAVAILABLE:
+            if reply.error.code not in (NODE_UNAVAILABLE, UNSENT):
                 self._reject(node, last_line(reply.error.reason))
             return
         config = reply.content.config_records.get(records.CONFIG)
         client = config.get("client") if config is not None else None
         if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.n_clients:
             self._reject(
-                node, f"its client-id is {printable(repr(client), 60)}, but the clients are 0 to {self.n_clients - 1}"
+                node, f"its client-id is {one_line(repr(client), 60)}, but the clients are 0 to {self.n_clients - 1}"
             )
         else:
             self._claim(node, client)
@@ -123,6 +154,13 @@ class Nodes:
         log.warning("node %d cannot take part: %s", node, reason)
 
 
+def add_alert(alerts: list[str], text: str, logged: str) -> None:
+    """Log an alert and keep its text, unless it repeats one or there are too many."""
+    if text not in alerts and len(alerts) < MOST_ALERTS:
+        alerts.append(text)
+        log.warning("security: %s", logged)
+
+
 def sender(reply: Message, sent: Iterable[Message]) -> int | None:
     """Return the node that a reply is about; for a node that has disconnected, the SuperLink replies instead."""
     for message in sent:
@@ -134,4 +172,4 @@ def sender(reply: Message, sent: Iterable[Message]) -> int | None:
 def last_line(reason: str | None) -> str:
     """Return an error's message without its traceback, fit for a log."""
     lines = [line.strip() for line in (reason or "")[-4000:].splitlines() if line.strip()]
-    return printable(lines[-1], 500) if lines else "no reason given"
+    return one_line(lines[-1], 500) if lines else "no reason given"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedkeep import tree
+from fedkeep._util.text import one_line
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import records
 from fedkeep.flower.exchange import UNREADABLE
-from fedkeep.flower.nodes import NODE_UNAVAILABLE, Nodes, last_line, sender
-from fedkeep.flower.update_checks import ExpectedUpload, RejectedUpdate, printable
+from fedkeep.flower.nodes import NODE_UNAVAILABLE, Nodes, add_alert, last_line, sender
+from fedkeep.flower.update_checks import ExpectedUpload, RejectedUpdate
 from fedkeep.runs.history import Record
 from fedkeep.tree import Tree
 
@@ -39,6 +41,7 @@ class PendingRound:
     rejected: dict[int, RejectedUpdate] = field(default_factory=dict)  # clients not to be asked again in this round
     replaced: set[int] = field(default_factory=set)  # clients in whose place others were asked
     answered: set[str] = field(default_factory=set)  # ids of messages that have a reply, of whatever kind
+    stored_errors: set[str] = field(default_factory=set)  # those of them whose errors `screen` has stored
     alerts: list[str] = field(default_factory=list)  # what no honest node does
     bytes_down: int = 0
     server: Tree | None = None  # the server's tree after aggregation
@@ -69,33 +72,43 @@ class PendingRound:
     def collect(self, replies: Iterable[Message], nodes: Nodes, late: bool = False, bounds: bool = True) -> None:
         """Check and store replies to the last messages or, with `late`, to earlier ones."""
         for reply in replies:
+            if reply.has_error() and reply.metadata.reply_to_message_id in self.stored_errors:
+                continue
             node = int(reply.metadata.src_node_id) if late else sender(reply, self.sent)
             client = nodes.client(node) if node is not None else None
             if node is None or client is None:
-                self.alert(f"a reply of node {node} belongs to no request of this round and was dropped")
+                self._alert_unrequested(node)
                 continue
             if reply.has_error():
                 self._store_error(client, node, reply, nodes, late)
                 continue
-            try:
+            with self._rejecting(client, nodes):
                 self._store_reply(client, reply.content, late, bounds)
-            except RejectedUpdate as error:
-                self.reject(client, nodes, error)
-            except Exception as error:  # whatever a reply contains, it is the fault of one node
-                reason = f"its reply cannot be read ({type(error).__name__}: {printable(error)})"
-                self.reject(client, nodes, RejectedUpdate(reason, key="reply", value=type(error).__name__))
 
     def screen(self, replies: Iterable[Message], nodes: Nodes) -> list[Message]:
-        """Return the replies that one of Flower's wrappers may read: those that would be accepted, and errors."""
+        """Return the replies that one of Flower's wrappers may read: those that would be accepted, and nodes' errors.
+
+        Errors are stored here, since a wrapper may skip a round with errors without a call of `collect`.
+        """
         kept = []
         for reply in replies:
             self.answered.add(reply.metadata.reply_to_message_id)
-            trial = PendingRound(self.number, self.sampled, self.began, self.expected, self.sent)
-            trial.collect([reply], nodes)
-            if not trial.rejected:
+            node = sender(reply, self.sent)
+            client = nodes.client(node) if node is not None else None
+            if node is None or client is None:
+                self._alert_unrequested(node)
+                continue
+            if reply.has_error():
+                self._store_error(client, node, reply, nodes, late=False)
+                self.stored_errors.add(reply.metadata.reply_to_message_id)
+                if client not in self.rejected:
+                    kept.append(reply)
+                continue
+            with self._rejecting(client, nodes):
+                config = _config_of(client, reply.content)
+                self._require_round(config)
+                self._upload_of(config, reply.content, bounds=True)
                 kept.append(reply)
-            for client, error in trial.rejected.items():
-                self.reject(client, nodes, error)
         return kept
 
     def mark_busy(self, replies: Iterable[Message], nodes: Nodes, timeout: float) -> None:
@@ -124,8 +137,10 @@ class PendingRound:
 
     def alert(self, text: str) -> None:
         """Log what no honest node does; the round's record keeps it."""
-        log.warning("security: round %d: %s", self.number, text)
-        self.alerts.append(text)
+        add_alert(self.alerts, text, f"round {self.number}: {text}")
+
+    def _alert_unrequested(self, node: int | None) -> None:
+        self.alert(f"a reply of node {node} belongs to no request of this round and was dropped")
 
     def failure_summary(self) -> str:
         """Return in one line why updates are missing."""
@@ -164,33 +179,62 @@ class PendingRound:
         else:
             self.fail(client, reason)
 
+    @contextmanager
+    def _rejecting(self, client: int, nodes: Nodes) -> Iterator[None]:
+        """Reject a client's update on any error: whatever a reply contains, it is the fault of one node."""
+        try:
+            yield
+        except RejectedUpdate as error:
+            self.reject(client, nodes, error)
+        except Exception as error:
+            reason = f"its reply cannot be read ({type(error).__name__}: {one_line(error)})"
+            self.reject(client, nodes, RejectedUpdate(reason, key="reply", value=type(error).__name__))
+
     def _store_reply(self, client: int, content: RecordDict, late: bool, bounds: bool) -> None:
         """Check one client's reply and store its upload, if it is a reply to this round."""
-        config = content.config_records.get(records.CONFIG)
-        if config is None or type(config.get("client")) is not int or config["client"] != client:
-            raise RejectedUpdate(f"its reply does not contain client = {client}", key="client")
+        config = _config_of(client, content)
         number = config.get("round")
-        if type(number) is not int or number != self.number:
-            if late and type(number) is int and 0 < number < self.number:
-                log.warning("round %d: a late reply of client %d to round %d is not used", self.number, client, number)
-                return
-            text = printable(repr(number), 40)
-            raise RejectedUpdate(f"its reply is for round {text}, not {self.number}", key="round", value=number)
+        if late and type(number) is int and 0 < number < self.number:
+            log.warning("round %d: a late reply of client %d to round %d is not used", self.number, client, number)
+            return
+        self._require_round(config)
         if client not in self.missing():
             self.alert(f"another reply of client {client} was dropped")
             return
-        if config.get("empty") is True:
+        upload = self._upload_of(config, content, bounds)
+        if upload is None:
             self.skipped.add(client)
         else:
-            if self.expected is None:
-                raise FedkeepError("there is no round to collect replies for: call configure_train first")
-            self.uploads[client] = self.expected.unpack(content, bounds)
+            self.uploads[client] = upload
             if type(loss := config.get("loss")) is float and math.isfinite(loss):
                 self.losses[client] = loss
             if config.get("fresh") is True:
                 self.lost_state.add(client)
                 log.warning("client %d has lost its state and was treated as new", client)
         self.failed.pop(client, None)
+
+    def _require_round(self, config: ConfigRecord) -> None:
+        """Raise RejectedUpdate unless a reply is for this round."""
+        number = config.get("round")
+        if type(number) is not int or number != self.number:
+            text = one_line(repr(number), 40)
+            raise RejectedUpdate(f"its reply is for round {text}, not {self.number}", key="round", value=number)
+
+    def _upload_of(self, config: ConfigRecord, content: RecordDict, bounds: bool) -> Tree | None:
+        """Return the upload in a reply, or None if the client has no examples; raise RejectedUpdate if it is wrong."""
+        if config.get("empty") is True:
+            return None
+        if self.expected is None:
+            raise FedkeepError("there is no round to collect replies for: call configure_train first")
+        return self.expected.unpack(content, bounds)
+
+
+def _config_of(client: int, content: RecordDict) -> ConfigRecord:
+    """Return the config in a client's reply; raise RejectedUpdate unless it names this client."""
+    config: ConfigRecord | None = content.config_records.get(records.CONFIG)
+    if config is None or type(config.get("client")) is not int or config["client"] != client:
+        raise RejectedUpdate(f"its reply does not contain client = {client}", key="client")
+    return config
 
 
 def format_failures(failed: Mapping[Any, str]) -> str:

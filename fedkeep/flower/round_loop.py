@@ -12,7 +12,8 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedkeep import forgetting, tree
-from fedkeep.errors import FedkeepError, RunError
+from fedkeep.engine.settings import Settings
+from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.flower import privacy_mods, records
 from fedkeep.flower.exchange import exchange
 from fedkeep.flower.federation_server import FederationServer
@@ -33,6 +34,7 @@ class RoundLoop(FlowerStrategy):
     pending: PendingRound | None
     timeout: float
     attempts: int
+    fraction_evaluate: float = 0.0
     equal_weights: bool = False  # a wrapper for differential privacy computes its noise for equal weights
     nodes: Nodes
     wrapped: bool = False  # whether one of Flower's wrappers sees every reply first
@@ -80,6 +82,7 @@ class RoundLoop(FlowerStrategy):
         """
         federation, through, config = self.federation, outer or self, train_config or ConfigRecord()
         federation.retune({**config, **({} if num_rounds is None else {"rounds": num_rounds})})
+        self.require_private_evaluation(federation.settings)
         privacy_mods.require_covered(through, federation.method, federation.settings)
         self.equal_weights = privacy_mods.is_privacy_wrapper(through)
         self.timeout, self.wrapped = timeout or self.timeout, through is not self
@@ -101,6 +104,15 @@ class RoundLoop(FlowerStrategy):
             state.close()
         result.arrays = federation.state_dict()
         return result
+
+    def require_private_evaluation(self, settings: Settings) -> None:
+        """Raise if nodes are to evaluate in a differentially private run."""
+        if self.fraction_evaluate and settings.private:
+            raise ConfigError(
+                "fraction_evaluate collects metrics of single clients, which differential privacy does not cover",
+                key="fraction_evaluate",
+                value=self.fraction_evaluate,
+            )
 
     def arrays(self, server: Tree | None = None) -> ArrayRecord:
         """Return the weights as Flower's arrays."""

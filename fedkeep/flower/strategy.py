@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Unpack, cast
 
 import torch
@@ -20,11 +21,12 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedkeep import losses, tree
+from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data import seeds
 from fedkeep.engine import device, privacy, robust, server_hooks
 from fedkeep.engine.settings import SettingsDict
-from fedkeep.errors import ConfigError, FedkeepError, MethodError
+from fedkeep.errors import FedkeepError, MethodError
 from fedkeep.flower import messages, records
 from fedkeep.flower.client_keys import ClientKeys
 from fedkeep.flower.evaluation_replies import average_metrics
@@ -34,13 +36,14 @@ from fedkeep.flower.nodes import Nodes
 from fedkeep.flower.pending_round import PendingRound
 from fedkeep.flower.round_loop import RoundLoop
 from fedkeep.flower.trial import Trial, outlier
-from fedkeep.flower.update_checks import ExpectedUpload, Limits, RejectedUpdate, printable
+from fedkeep.flower.update_checks import ExpectedUpload, Limits, RejectedUpdate
 from fedkeep.method import FedAvg
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
 POLL_SECONDS = 3.0  # between two looks for nodes that are not connected yet
+SCORES_SHOWN = 5  # in the alert about a round that is not applied
 
 
 class Strategy(RoundLoop):
@@ -122,9 +125,13 @@ class Strategy(RoundLoop):
             self.limits = replace(self.limits, examples=require_whole("max_examples", max_examples, low=1))
         self.fraction_evaluate = fraction_evaluate
         config = run_config or {}
+        resolved = messages.resolve_settings(cast(Any, settings), config)
+        self.require_private_evaluation(resolved)  # before a run folder is created or changed, as the keys
+        folder = Path(str(run_dir)).expanduser() if run_dir else None
+        keys = ClientKeys(client_keys, require_whole("num_clients", num_clients, low=1), folder)
         self.federation = build_server(
             method=messages.resolve_method(method, config),
-            settings=messages.resolve_settings(cast(Any, settings), config),
+            settings=resolved,
             model_fn=model_fn,
             num_clients=num_clients,
             data_fn=data_fn,
@@ -134,14 +141,6 @@ class Strategy(RoundLoop):
             keep=keep,
             from_round=from_round,
         )
-        if fraction_evaluate and self.federation.settings.private:
-            raise ConfigError(
-                "fraction_evaluate collects metrics of single clients, which differential privacy does not cover",
-                key="fraction_evaluate",
-                value=fraction_evaluate,
-            )
-        folder = self.federation.state.folder
-        keys = ClientKeys(client_keys, num_clients, folder.path if folder else None)
         self.nodes = Nodes(num_clients, patience, keys)
         self.trial = Trial(self.federation, self.limits, trains=None if trial else False)
         self.pending = None
@@ -264,7 +263,7 @@ class Strategy(RoundLoop):
         except MethodError:
             raise
         except Exception as error:
-            return present, f"it cannot be aggregated: {type(error).__name__}: {printable(error)}"
+            return present, f"it cannot be aggregated: {type(error).__name__}: {one_line(error)}"
         return server, self.trial.problem(server, pending.number)
 
     def _aggregate(self, pending: PendingRound) -> Tree:
@@ -283,8 +282,9 @@ class Strategy(RoundLoop):
     def _drop_outlier(self, pending: PendingRound, problem: str) -> None:
         """Reject the upload that is furthest from the others': with it, the round must not be applied."""
         client, scores = outlier(pending.uploads, self.federation.state.server)
-        sizes = ", ".join(f"client {k}: {score:.3g}" for k, score in scores.items())
-        pending.alert(f"the round is not applied: {problem}; sizes relative to the median: {sizes}")
+        largest = sorted(scores, key=lambda k: -scores[k])[:SCORES_SHOWN]
+        sizes = ", ".join(f"client {k}: {scores[k]:.3g}" for k in largest)
+        pending.alert(f"the round is not applied: {problem}; the largest sizes relative to the median: {sizes}")
         reason = f"it is the largest of a round that must not be applied: {problem}"
         pending.reject(client, self.nodes, RejectedUpdate(reason, key="round", value=client))
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedkeep import tree
+from fedkeep._util.text import one_line
 from fedkeep.data.plan import make_plan
 from fedkeep.engine import device, server_hooks
 from fedkeep.engine.local import LocalTraining
 from fedkeep.errors import FedkeepError
 from fedkeep.flower.federation_server import FederationServer
-from fedkeep.flower.update_checks import ExpectedUpload, Limits, distance_between, printable
+from fedkeep.flower.update_checks import ExpectedUpload, Limits, distance_between
 from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
@@ -83,9 +84,9 @@ class Trial:
             upload = tree.to(trained.upload, "cpu")
             replace(expected, epochs=epochs).require_values(upload)
         except FedkeepError as error:
-            return printable(error)
+            return one_line(error)
         except Exception as error:
-            return f"{type(error).__name__}: {printable(error)}"
+            return f"{type(error).__name__}: {one_line(error)}"
         return None
 
 

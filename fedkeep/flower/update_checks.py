@@ -13,6 +13,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedkeep import tree
+from fedkeep._util.text import one_line
 from fedkeep.bounds import Received, broken_bound
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.upload_form import upload_form
@@ -37,17 +38,6 @@ class Limits:
 
 class RejectedUpdate(FedkeepError):  # noqa: N818 (an event, not a mistake of the caller)
     """An update that must not be used. `key` is the leaf, or the limit of the message's size."""
-
-
-def printable(text: object, most: int = 240) -> str:
-    """Return foreign text for a log: one line of at most `most` characters, without control characters.
-
-    >>> printable("one\\n\\x1b[31mred")
-    'one ?[31mred'
-    """
-    line = " ".join(str(text)[: 4 * most].split())
-    line = "".join(c if c.isprintable() else "?" for c in line)
-    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def tree_spec(value: Tree) -> TreeSpec:
@@ -104,9 +94,9 @@ class ExpectedUpload:
         except RejectedUpdate:
             raise
         except FedkeepError as error:
-            raise error.converted(RejectedUpdate, printable(error)) from error
+            raise error.converted(RejectedUpdate, one_line(error)) from error
         except Exception as error:  # whatever a reply contains, it is the fault of one node
-            reason = f"it cannot be read ({type(error).__name__}: {printable(error)})"
+            reason = f"it cannot be read ({type(error).__name__}: {one_line(error)})"
             raise RejectedUpdate(reason, key="reply", value=type(error).__name__) from error
         return upload
 
@@ -167,7 +157,7 @@ def distance_between(params: Tree, own: Tree) -> tuple[float, float]:
 def _difference(received: TreeSpec, expected: TreeSpec) -> RejectedUpdate:
     path = min(set(received) ^ set(expected))[0]
     leaves = [{name: (shape, dtype) for name, shape, dtype in spec} for spec in (received, expected)]
-    got, wanted, name = leaves[0].get(path), leaves[1].get(path), printable(path, 80)
+    got, wanted, name = leaves[0].get(path), leaves[1].get(path), one_line(path, 80)
     if got is None:
         return RejectedUpdate(f"{name} is missing", key=name)
     if wanted is None:

@@ -13,6 +13,7 @@ from support.problems import Problem, same
 
 import fedkeep as fk
 from fedkeep import tree
+from fedkeep._util.text import one_line
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
 
@@ -22,11 +23,13 @@ from support.flower_grid import grid_of, strategy_of
 from support.hostile import MALFORMED, far_away, filled, scaled, with_upload
 
 from fedkeep.data.seeds import sample_cohort
-from fedkeep.errors import RunError
-from fedkeep.flower import Strategy, drive
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.flower import Strategy, drive, messages, nodes
 from fedkeep.flower.evaluation_replies import average_metrics
+from fedkeep.flower.exchange import exchange
+from fedkeep.flower.pending_round import PendingRound
 from fedkeep.flower.trial import outlier
-from fedkeep.flower.update_checks import Limits, printable
+from fedkeep.flower.update_checks import Limits
 from fedkeep.method import FedAvg
 from fedkeep.tree import Tree
 
@@ -141,6 +144,41 @@ def test_wrapper_of_flower_does_not_see_malformed_replies(three: Problem, what: 
     outer = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2)
     drive(strategy, outer, grid)
     assert [(r["cohort"], set(r["failed"])) for r in records_of(strategy)] == [([0, 1], {"2"})] * 2
+
+
+def test_node_that_leaves_under_a_wrapper_is_no_alert(three: Problem) -> None:
+    method = fk.methods.FedAvg()
+    grid = grid_of(three, method)
+    gone = next(number for number, one in grid.nodes.items() if one.config["client-id"] == 2)
+
+    def leave(message: Message, work):
+        del grid.nodes[gone]
+        return Message(Error(5, "node unavailable"), reply_to=message)
+
+    grid.node_of(2).fault = leave
+    strategy = strategy_of(three, method, rounds=1)
+    drive(strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2), grid)
+    record = records_of(strategy)[0]
+    assert (record["cohort"], record["failed"]) == ([0, 1], {"2": "not connected"})
+    assert "security" not in record
+
+
+def test_errors_that_a_wrapper_does_not_pass_on_are_named(three: Problem) -> None:
+    """Flower's wrapper skips a round in which a node reports an error; the reason is known all the same."""
+    grid = grid_of(three, fk.methods.FedAvg())
+    grid.node_of(2).fault = lambda message, work: Message(Error(2, "no disk"), reply_to=message)
+    strategy = strategy_of(three, fk.methods.FedAvg(), rounds=1)
+    with raises(RunError, key="round", mentions=["client 2: no disk"]):
+        drive(strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2), grid)
+
+
+def test_reply_that_a_wrapper_does_not_see_is_rejected_once(three: Problem, caplog) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+    grid.node_of(2).fault = with_upload(filled("n", -1.0))
+    strategy = strategy_of(three, fk.methods.FedAvg(), rounds=1)
+    drive(strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1e6, 2), grid)
+    assert caplog.text.count("was rejected") == 1
+    assert "2" in records_of(strategy)[0]["failed"]
 
 
 # The form of an upload comes from the method, not from a majority
@@ -402,8 +440,58 @@ def test_evaluation_errors_are_logged_by_node(caplog) -> None:
 
 
 def test_text_of_a_node_is_printable() -> None:
-    assert printable("a\x1b]0;title\x07b\nc\u202e") == "a?]0;title?b c?"
-    assert len(printable("x" * 10**6)) == 240
+    assert one_line("a\x1b]0;title\x07b\nc\u202e") == r"a\x1b]0;title\x07b c\u202e"
+    assert len(one_line("x" * 10**6)) == 240
+
+
+def test_request_that_cannot_be_sent_is_no_clients_fault(three: Problem, monkeypatch) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+    push = grid.push_messages
+    monkeypatch.setattr(
+        grid,
+        "push_messages",
+        lambda sent: [k if m.metadata.message_type != "train" else "" for k, m in zip(push(sent), sent, strict=True)],
+    )
+    strategy = strategy_of(three, fk.methods.FedAvg(), attempts=1)
+    with raises(RunError, key="round", mentions=["could not be sent"]):
+        strategy.start(grid)
+    assert not strategy.pending.rejected
+
+
+def test_silent_node_is_waited_for_once(three: Problem, monkeypatch) -> None:
+    grid = grid_of(three, fk.methods.FedAvg())
+    silent = grid.node_of(2)
+    answer, waits = silent.answer, []
+    monkeypatch.setattr(silent, "answer", lambda *args: None)
+    monkeypatch.setattr(nodes, "exchange", lambda grid, sent, timeout: (
+        waits.append((len(sent), timeout)) if sent else None, exchange(grid, sent, 0.0))[1])  # fmt: skip
+    known = nodes.Nodes(3, 50.0)
+    for _ in range(3):
+        known.refresh(grid)
+    assert (waits, sorted(known.of_client)) == ([(3, 50.0)], [0, 1])
+    ((node, key),) = known.queries.items()
+    monkeypatch.undo()
+    reply = answer(node, Message(RecordDict(), node, f"query.{messages.QUERY}"), {})
+    reply.metadata.__dict__["_reply_to_message_id"] = key
+    grid.late[key] = reply
+    known.refresh(grid)
+    assert (sorted(known.of_client), known.queries) == ([0, 1, 2], {})
+
+
+def test_alerts_are_bounded() -> None:
+    pending = PendingRound(1, [0], 0.0)
+    for number in range(1000):
+        pending.alert(f"alert {number}")
+    assert len(pending.alerts) == nodes.MOST_ALERTS
+
+
+def test_refused_start_leaves_no_folder(three: Problem, tmp_path: Path) -> None:
+    with raises(ConfigError, key="client-keys"):
+        strategy_of(three, fk.methods.FedAvg(), run_dir=tmp_path / "run", client_keys=tmp_path / "none")
+    with raises(ConfigError, key="fraction_evaluate"):
+        private = {"dp_clip": 1.0, "dp_noise": 1.0, "fraction_evaluate": 0.5}
+        strategy_of(three, fk.methods.FedAvg(), run_dir=tmp_path / "run", **private)
+    assert not (tmp_path / "run").exists()
 
 
 def test_limit_of_examples_can_be_set(three: Problem) -> None:

@@ -20,7 +20,7 @@ from support.flower_grid import MemoryGrid, grid_of, node, strategy_of
 from support.hostile import filled, with_upload
 
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.flower.client_keys import FILE, fingerprint, read_key_file
+from fedkeep.flower.client_keys import FILE, key_fingerprint, read_key_file
 
 METHOD = fk.methods.FedAvg()
 KEYS = [make_key(k) for k in range(5)]  # (PEM as the SuperLink stores it, the line of a .pub file)
@@ -46,7 +46,7 @@ def records_of(strategy) -> list[dict]:
 
 
 def fingerprints() -> dict[str, str]:
-    return {str(k): fingerprint(KEYS[k][0], 0) for k in range(3)}
+    return {str(k): key_fingerprint(KEYS[k][0], 0) for k in range(3)}
 
 
 def test_binding_is_kept_in_the_run_folder_and_an_impostor_cannot_come_first(three: Problem, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_node_with_another_key_may_stand_in_only_if_the_rule_allows_it(three: Pr
 
 def test_file_says_who_may_be_which_client(three: Problem, tmp_path: Path) -> None:
     listing = tmp_path / "keys.txt"
-    listing.write_text(f"# clients\n\n0 {KEYS[0][1]}\n1 {fingerprint(KEYS[1][0], 0)}\n2 {KEYS[3][1]} comment\n")
+    listing.write_text(f"# clients\n\n0 {KEYS[0][1]}\n1 {key_fingerprint(KEYS[1][0], 0)}\n2 {KEYS[3][1]} comment\n")
     grid = grid_with_keys(three)
     add_impostor(grid, three, client=0, number=3)
     strategy = strategy_of(three, METHOD, rounds=1, client_keys=str(listing), min_replies=1)
@@ -148,9 +148,9 @@ def test_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
     pem, line = KEYS[0]
     (tmp_path / "key.pub").write_text(line + "\n")
     shown = subprocess.run(["ssh-keygen", "-lf", str(tmp_path / "key.pub")], capture_output=True, text=True, check=True)
-    assert fingerprint(pem, 5) == shown.stdout.split()[1]
+    assert key_fingerprint(pem, 5) == shown.stdout.split()[1]
 
 
 def test_node_without_a_key_is_known_by_its_id() -> None:
-    assert fingerprint(b"", 5) == "node:5"
-    assert fingerprint(b"\xff" * 50, 5) == "node:5"
+    assert key_fingerprint(b"", 5) == "node:5"
+    assert key_fingerprint(b"\xff" * 50, 5) == "node:5"

@@ -115,7 +115,7 @@ def test_node_rejects_weights_of_another_model_and_nan(request_of) -> None:
         request_of(content={"params": ConfigRecord({})})
 
 
-@pytest.mark.parametrize("place", ["data", "training"])
+@pytest.mark.parametrize("place", ["data", "criterion", "training"])
 def test_error_on_a_node_reaches_the_server_without_its_text(
     three: Problem, place: str, tmp_path: Path, caplog
 ) -> None:
@@ -124,10 +124,12 @@ def test_error_on_a_node_reaches_the_server_without_its_text(
     def data(context: Context):
         if place == "data":
             raise OSError(secret)
-        return torch.full((4, 1, 4, 4), 0.5), torch.zeros(4, dtype=torch.long)
+        return torch.full((3, 1, 4, 4), 0.5), torch.zeros(3, dtype=torch.long)
 
     def criterion(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        raise OSError(secret)
+        if place == "criterion" or len(y) == 3:  # the criterion is tried with other numbers of examples
+            raise OSError(secret)
+        return torch.nn.functional.cross_entropy(z, y, reduction="none")
 
     method = fk.methods.FedAvg()
     grid = grid_of(three, method)

@@ -15,10 +15,11 @@ import fedkeep as fk
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
 
+from flwr.app import Context, RecordDict
 from support.flower_grid import grid_of, strategy_of
 
 from fedkeep.errors import RunError
-from fedkeep.flower.client_state import KEPT, FolderStates
+from fedkeep.flower.client_state import KEPT, ContextStates, FolderStates
 from fedkeep.runs.checkpoints import find_checkpoints
 from fedkeep.runs.trees import write_tree
 
@@ -72,6 +73,13 @@ def test_states_are_private_checked_and_bounded(tmp_path: Path, caplog: Any) -> 
     assert states.load(8) is None
     write_tree(states.path / "8.safetensors", {"c": torch.ones(2)}, {"round": 8})  # by an earlier version
     assert float(states.load(8)["c"][0]) == 1
+
+
+def test_states_in_the_context_are_bounded_alike() -> None:
+    states = ContextStates(Context(1, 1, {}, RecordDict(), {}), RUN, 3)
+    for number in range(1, 13):
+        states.save(number, {"c": torch.full((2,), float(number))}, keep=1)
+    assert [number for number in range(1, 13) if states.load(number) is not None] == [1, *range(13 - KEPT, 13)]
 
 
 def test_a_linked_state_folder_is_refused(tmp_path: Path) -> None:

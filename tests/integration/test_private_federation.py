@@ -133,6 +133,8 @@ def test_a_line_cut_off_by_a_crash_is_dropped(tmp_path) -> None:
 def test_what_differential_privacy_does_not_cover_is_refused(three: Problem) -> None:
     with raises(ConfigError, key="fraction_evaluate"):
         strategy_of(three, fk.methods.FedAvg(), **DP, fraction_evaluate=0.5)
+    with raises(ConfigError, key="fraction_evaluate"):
+        strategy_of(three, fk.methods.FedAvg(), fraction_evaluate=0.5).start(MemoryGrid([]), train_config=DP)
     with raises(MethodError, key="dp_noise", value="fednova"):
         strategy_of(three, fk.methods.FedNova(), **DP)
     with raises(FedkeepError, key="hostile"):
