@@ -19,7 +19,7 @@ from support.problems import same
 from support.runs import assert_same_run, files_of, interrupt_small, read_newest, run_small, small_experiment
 
 import fedkeep as fk
-from fedkeep.analysis.groups import group_runs
+from fedkeep.analysis.run_set import group_runs
 from fedkeep.engine import provenance
 from fedkeep.errors import ForeignFile, RunError
 from fedkeep.experiments.run import run
