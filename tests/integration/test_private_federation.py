@@ -130,6 +130,29 @@ def test_a_line_cut_off_by_a_crash_is_dropped(tmp_path) -> None:
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2]
 
 
+def test_the_list_of_releases_is_a_regular_file(tmp_path) -> None:
+    path = tmp_path / RELEASES
+    path.mkdir()
+    with raises(RunError, key=RELEASES, mentions=["a folder"]):
+        Releases(path, "run")
+    path.rmdir()
+    path.symlink_to(tmp_path / "elsewhere")
+    with raises(RunError, key=RELEASES):
+        Releases(path, "run")
+    (tmp_path / "elsewhere").touch()
+    with raises(RunError, key=RELEASES, mentions=["a symbolic link"]):
+        Releases(path, "run").add(1, [0])
+    assert not (tmp_path / "elsewhere").read_bytes()
+
+
+def test_a_list_of_releases_that_shrinks_is_not_continued(tmp_path) -> None:
+    releases = Releases(tmp_path / RELEASES, "run")
+    releases.add(1, [0])
+    (tmp_path / RELEASES).write_bytes(b"")
+    with raises(RunError, key=RELEASES, mentions=["removed"]):
+        releases.add(2, [0])
+
+
 def test_what_differential_privacy_does_not_cover_is_refused(three: Problem) -> None:
     with raises(ConfigError, key="fraction_evaluate"):
         strategy_of(three, fk.methods.FedAvg(), **DP, fraction_evaluate=0.5)
