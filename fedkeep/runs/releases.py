@@ -2,7 +2,8 @@
 
 `releases.jsonl` has one line for each aggregation and is only ever appended to, before noise is added. A federation's
 noise is new every time, so a round that is run again after a crash, or after going back to an earlier checkpoint,
-spends privacy again. The records in `rounds.jsonl` are cut off then; these lines stay.
+spends privacy again. The records in `rounds.jsonl` are cut off then; these lines stay. Each one also has the epsilon
+that is spent with it, so that a reader needs no accountant.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from fedkeep.errors import RunError
 from fedkeep.runs.files import is_there, open_to_append, read_bytes, sync_folder, write_all
@@ -24,6 +26,7 @@ class Releases:
 
     def __init__(self, path: Path | None = None, run: str = "") -> None:
         self.cohorts: list[list[int]] = []
+        self.epsilon: float | None = None  # after the last release; None before the first
         self._path, self._run, self._check = path, run, RELEASES
         self._size = 0  # of the complete lines, in bytes
         self._released: list[tuple[int, list[int]]] = []
@@ -41,13 +44,14 @@ class Releases:
                 value=missing[0],
             )
 
-    def add(self, round: int, clients: list[int]) -> None:
-        """Add a release; when this returns, it is on disk."""
-        line, check = seal_json({"round": round, "clients": clients}, self._run, self._check)
+    def add(self, round: int, clients: list[int], epsilon: float) -> None:
+        """Add a release, with epsilon after it; when this returns, it is on disk."""
+        entry: dict[str, Any] = {"round": round, "clients": clients, "epsilon": epsilon}
+        line, check = seal_json(entry, self._run, self._check)
         if self._path is not None:
             self._append(self._path, line + b"\n")
         self._check = check
-        self._remember(round, clients)
+        self._remember(**entry)
 
     def _append(self, path: Path, line: bytes) -> None:
         handle = open_to_append(path)
@@ -71,11 +75,12 @@ class Releases:
         for number, line in enumerate(lines, 1):
             where = f"{path}, line {number}"
             entry, self._check = unseal_json(where, RELEASES, line, self._run, self._check, number)
-            if not entry.keys() >= {"round", "clients"}:
-                raise damaged(where, RELEASES, "it has no round or no clients", number)
-            self._remember(entry["round"], entry["clients"])
+            if entry.keys() != {"round", "clients", "epsilon"}:
+                raise damaged(where, RELEASES, "its keys are not round, clients and epsilon", number)
+            self._remember(**entry)
         self._size = len(data) - len(rest)
 
-    def _remember(self, round: int, clients: list[int]) -> None:
+    def _remember(self, round: int, clients: list[int], epsilon: float) -> None:
+        self.epsilon = epsilon
         self.cohorts.append(clients)
         self._released.append((round, clients))
