@@ -334,7 +334,7 @@ def test_stale_states_are_removed_when_a_finished_run_is_resumed(tmp_path: Path,
     with pytest.raises(KeyboardInterrupt):
         run(experiment, path, [before_the_last])
     monkeypatch.undo()
-    (path / "clients" / "000" / ".fedkeep-0011.part").write_bytes(b"torn")
+    (path / "clients" / "000" / ".fedkeep-00112233445566ff.part").write_bytes(b"torn")
     fk.resume(path)
     run(experiment, tmp_path / "whole")
     assert files_of(path).keys() == files_of(tmp_path / "whole").keys()
@@ -374,6 +374,21 @@ def test_special_files_in_a_run_folder_are_named(tmp_path: Path, kind: str, name
     with raises(RunError, key=name, mentions=[str(path / name)]):
         fk.resume(path)
     assert target.read_text() == "precious"
+
+
+def test_only_temporary_files_of_a_run_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    mine = [path / name for name in (".film.part", ".fedkeep-notes.part", ".data.csv.part")]
+    left = [path / name for name in (".fedkeep-0123456789abcdef.part", ".rounds.jsonl.part")]
+    for file in mine + left:
+        file.write_bytes(b"torn")
+    with raises(RunError, key="keep"):
+        RunFolder.create(path, {"keep": 0})
+    assert all(file.exists() for file in mine + left)
+    run_small(path, "fedavg", rounds=1)
+    assert all(file.exists() for file in mine)
+    assert not any(file.exists() for file in left)
 
 
 def test_outputs_replace_regular_files_only(tmp_path: Path) -> None:
