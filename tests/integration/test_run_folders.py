@@ -209,6 +209,15 @@ def test_format_1_is_read_as_unverified_and_continued_in_format_1(finished: Path
         fk.resume(tmp_path / "old", from_round=2)
 
 
+def test_a_run_of_format_1_without_made_by_is_named(tmp_path: Path) -> None:
+    interrupt_small(tmp_path / "new")
+    as_format_1(tmp_path / "old", tmp_path / "new")
+    about = fk.load_run(tmp_path / "old").about
+    write_atomic(tmp_path / "old" / "experiment.toml", to_toml({**about, "made_by": None}))
+    with raises(RunError, key="experiment.toml", mentions=["made_by.engine is missing"]):
+        fk.resume(tmp_path / "old")
+
+
 def test_the_results_in_the_repository_are_readable() -> None:
     folders = sorted((Path(__file__).parents[2] / "results").glob("*/*/*/*/experiment.toml"))[:3]
     assert folders
