@@ -149,7 +149,7 @@ def _serve(pipe: Connection, threads: int, make_callbacks: MakeCallbacks) -> Non
             error = _run(experiment, path, make_callbacks)
             try:
                 pipe.send(error)
-            except (TypeError, AttributeError, ValueError):  # the error holds a value that cannot be sent
+            except Exception:  # the error holds a value that cannot be sent
                 pipe.send(RunFailed(str(error)))
 
 

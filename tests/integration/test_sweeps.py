@@ -64,8 +64,9 @@ def test_a_process_that_dies_is_one_runs_failure(tmp_path: Path) -> None:
     assert "SIGKILL" in line
 
 
-def test_an_error_that_cannot_be_sent_is_one_runs_failure(tmp_path: Path) -> None:
-    results, printed = sweep(tmp_path, 2, failing.unpicklable_callbacks)
+@pytest.mark.parametrize("make_callbacks", [failing.unpicklable_callbacks, failing.global_lambda_callbacks])
+def test_an_error_that_cannot_be_sent_is_one_runs_failure(tmp_path: Path, make_callbacks: Any) -> None:
+    results, printed = sweep(tmp_path, 2, make_callbacks)
     assert failed(results) == {"s1"}
     assert "it holds a function" in printed
 

@@ -21,6 +21,10 @@ def unpicklable_callbacks() -> list[Any]:
     return [_raise_unpicklable]
 
 
+def global_lambda_callbacks() -> list[Any]:
+    return [_raise_global_lambda]
+
+
 def _raise(simulation: fk.Simulation, record: dict[str, Any]) -> None:
     if simulation.settings.seed == 1:
         raise ZeroDivisionError("first line\nsecond line")
@@ -34,3 +38,11 @@ def _die(simulation: fk.Simulation, record: dict[str, Any]) -> None:
 def _raise_unpicklable(simulation: fk.Simulation, record: dict[str, Any]) -> None:
     if simulation.settings.seed == 1:
         raise fk.errors.FedkeepError("it holds a function", key="callback", value=lambda: None)
+
+
+def _raise_global_lambda(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+    if simulation.settings.seed == 1:
+        raise fk.errors.FedkeepError("it holds a function", key="callback", value=_FUNCTIONS["none"])
+
+
+_FUNCTIONS = {"none": lambda: None}  # pickle raises another error for it than for a local function
