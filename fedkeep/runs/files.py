@@ -134,6 +134,8 @@ def make_folder(path: Path, private: bool = False) -> None:
 
     A link in its place is refused if the folder is private.
     """
+    if private:
+        require_real_folder(path)
     missing = []
     while not path.exists() and not path.is_symlink():
         missing.append(path)

@@ -26,7 +26,7 @@ from fedkeep.experiments.run import run
 from fedkeep.runs import packed
 from fedkeep.runs.checkpoints import find_checkpoints
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.files import read_bytes, to_toml, write_atomic
+from fedkeep.runs.files import make_folder, read_bytes, to_toml, write_atomic
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.label_counts import label_counts_of
 from fedkeep.runs.reading import load_run, read_instruments
@@ -398,6 +398,14 @@ def test_only_temporary_files_of_a_run_are_removed(tmp_path: Path) -> None:
     run_small(path, "fedavg", rounds=1)
     assert all(file.exists() for file in mine)
     assert not any(file.exists() for file in left)
+
+
+def test_a_private_folder_is_not_a_link(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    make_folder(tmp_path / "link")
+    with raises(RunError, key="link", mentions=["a symbolic link"]):
+        make_folder(tmp_path / "link", private=True)
 
 
 def test_outputs_replace_regular_files_only(tmp_path: Path) -> None:
