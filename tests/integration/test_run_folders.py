@@ -24,7 +24,7 @@ from fedkeep.engine import provenance
 from fedkeep.errors import ForeignFile, RunError
 from fedkeep.experiments.run import run
 from fedkeep.runs import packed
-from fedkeep.runs.checkpoints import find_checkpoints
+from fedkeep.runs.checkpoints import find_checkpoints, read_header
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.files import make_folder, read_bytes, to_toml, write_atomic
 from fedkeep.runs.folder import RunFolder
@@ -296,6 +296,19 @@ def test_going_back_repeats_the_later_rounds(tmp_path: Path) -> None:
     assert not (path / "abandoned").exists()
     after = files_of(path)
     assert after.keys() == before.keys()
+
+
+def test_an_error_names_an_older_checkpoint_only(tmp_path: Path) -> None:
+    path = tmp_path / "my runs"
+    run_small(path, "fedavg", rounds=3)
+    *_, middle, newest = find_checkpoints(path).values()
+    for file, others in ((newest, True), (middle, False)):
+        for older in [] if others else [f for f in find_checkpoints(path).values() if f not in (middle, newest)]:
+            older.unlink()
+        file.write_bytes(b"torn")
+        with pytest.raises(RunError) as caught:
+            read_header(file, fk.load_run(path, weights=False).about["made_by"]["run"])
+        assert (f"fedkeep resume '{path}' --from-round" in str(caught.value)) == others
 
 
 def test_an_older_checkpoint_put_back_destroys_nothing(tmp_path: Path) -> None:
