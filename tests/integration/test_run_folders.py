@@ -218,6 +218,13 @@ def test_a_run_of_format_1_without_made_by_is_named(tmp_path: Path) -> None:
         fk.resume(tmp_path / "old")
 
 
+@pytest.mark.parametrize("text", ["format = 1\nseed = 0xffffffffffffffff\n", "a = " + "[" * 40 + "]" * 40])
+def test_an_experiment_file_is_read_like_those_of_users(tmp_path: Path, text: str) -> None:
+    (tmp_path / "experiment.toml").write_text(text)
+    with raises(RunError, key="experiment.toml", mentions=["cannot be read"]):
+        fk.load_run(tmp_path)
+
+
 def test_the_results_in_the_repository_are_readable() -> None:
     folders = sorted((Path(__file__).parents[2] / "results").glob("*/*/*/*/experiment.toml"))[:3]
     assert folders
