@@ -99,8 +99,9 @@ def continue_run(
     """
     about = distributed.current_ranks().on_rank0(lambda: read_experiment(path))
     require_settings(path, about)
-    simulation = restore_simulation(path, about["made_by"], federation, callbacks)
-    simulation.ranks.on_rank0(lambda: provenance.warn_about_changes(path, about["made_by"], _made_by(simulation)))
+    made_by = about.get("made_by", {})
+    simulation = restore_simulation(path, made_by, federation, callbacks)
+    simulation.ranks.on_rank0(lambda: provenance.warn_about_changes(path, made_by, _made_by(simulation)))
     return _run_in_folder(simulation, lambda: RunFolder.open(path), from_round)
 
 

@@ -85,13 +85,13 @@ class Worker:
         try:
             error = self.pipe.recv()
         except (EOFError, OSError):
-            self.process.join()
+            _join(self.process, SECONDS_TO_END)
             error = process_failure(self.process.exitcode)
         except Exception as problem:  # an error of another package that cannot be sent
             error = RunFailed(f"it failed with an error that cannot be read ({one_line(problem)})")
         if isinstance(error, RunFailed) and self.process.is_alive():  # its memory or device may be in a bad state
             self.close()
-            self.process.join()
+            _join(self.process, SECONDS_TO_END)
         return label, error
 
     def close(self) -> None:
@@ -117,10 +117,15 @@ def _end(workers: list[Worker]) -> None:
             worker.process.terminate()
     end = time.monotonic() + SECONDS_TO_END
     for process in processes:
-        process.join(max(0.0, end - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
+        _join(process, max(0.0, end - time.monotonic()))
+
+
+def _join(process: multiprocessing.process.BaseProcess, seconds: float) -> None:
+    """Wait for a process to end; kill it after so many seconds."""
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 @contextmanager
@@ -149,7 +154,7 @@ def _serve(pipe: Connection, threads: int, make_callbacks: MakeCallbacks) -> Non
             error = _run(experiment, path, make_callbacks)
             try:
                 pipe.send(error)
-            except (TypeError, AttributeError, ValueError):  # the error holds a value that cannot be sent
+            except Exception:  # the error holds a value that cannot be sent
                 pipe.send(RunFailed(str(error)))
 
 

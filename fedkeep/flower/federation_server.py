@@ -104,7 +104,7 @@ class FederationServer:
         state, number = self.state, record["round"]
         if self.settings.private:
             record.update(privacy.public_record(record))
-            record["epsilon"] = privacy.epsilon(self.settings, self.releases.cohorts)
+            record["epsilon"] = self.releases.epsilon
         state.server = server
         for client in record["cohort"]:
             state.clients.put(client, {}, number)
@@ -195,6 +195,7 @@ def _open_folder(
     if federation.settings.private:
         try:
             federation.releases.require_all_of(federation.state.history.records)
+            federation.state.history.released = federation.releases.epsilon
         except RunError:
             federation.state.close()
             raise

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from fedkeep.errors import ConfigError
+from fedkeep.runs.files import write_atomic
 
 TEMPLATE = Path(__file__).parent / "template"
 
@@ -41,5 +42,5 @@ def write(name: str, into: Path) -> Path:
         raise ConfigError(f"{folder} already exists and is not empty: choose another name", key="name", value=name)
     for path, text in contents.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+        write_atomic(folder / path, text.encode())
     return folder

@@ -274,7 +274,8 @@ class Strategy(RoundLoop):
             uploads = robust.with_equal_n(uploads)
         cohort = server_hooks.make_cohort(federation.settings, ids, pending.number)
         if federation.settings.private:
-            federation.releases.add(pending.number, ids)
+            cohorts = [*federation.releases.cohorts, ids]
+            federation.releases.add(pending.number, ids, privacy.epsilon(federation.settings, cohorts))
         with device.numerics(federation.settings, task.device, federation.threads):
             method, settings, source = federation.method, federation.settings, privacy.system_bytes
             return server_hooks.aggregate(method, task, federation.state.server, uploads, cohort, settings, source)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from fedkeep._util.optional import require_extra
 from fedkeep._util.validate import require_choice
 from fedkeep.errors import FedkeepError
+from fedkeep.runs.files import write_atomic
 
 FORMATS = ("pdf", "png", "svg")
 # Okabe and Ito's colours without yellow (too light on white); line styles distinguish the lines without colour.
@@ -86,8 +88,7 @@ def save(fig: Any, folder: Path, name: str, formats: list[str]) -> list[Path]:
     paths = [folder / f"{name}.{extension}" for extension in formats]
     for path, extension in zip(paths, formats, strict=True):
         metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(extension)
-        try:
-            fig.savefig(path, format=extension, metadata=metadata, bbox_inches="tight", pad_inches=0.03)
-        except OSError as error:
-            raise FedkeepError(f"{path} cannot be written: {error.strerror}", key="output", value=str(path)) from error
+        image = BytesIO()
+        fig.savefig(image, format=extension, metadata=metadata, bbox_inches="tight", pad_inches=0.03)
+        write_atomic(path, image.getvalue())
     return paths

@@ -17,6 +17,7 @@ from fedkeep.runs.files import (
     ABANDONED,
     ENDED,
     INSTRUMENTS,
+    PARTIAL,
     entries,
     is_there,
     make_folder,
@@ -30,9 +31,7 @@ from fedkeep.runs.seals import seal_lines, unseal_lines
 
 _LINES = "rounds-after-{}.jsonl"
 _ROUND = re.compile(r"rounds-after-(\d+)\.jsonl|checkpoint-(\d+)\.safetensors")
-_OWN = re.compile(
-    r"rounds-after-\d+\.jsonl|checkpoint-\d+\.safetensors|ended\.json|instruments\.jsonl|\.fedkeep-.*\.part"
-)
+_OWN = re.compile(r"rounds-after-\d+\.jsonl|checkpoint-\d+\.safetensors|ended\.json|instruments\.jsonl|" + PARTIAL)
 
 
 def set_aside(folder: Path, number: int, cut: bytes, run: str) -> None:

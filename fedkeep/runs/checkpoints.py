@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,10 +140,11 @@ def _naming_older(file: Path) -> Iterator[None]:
     except ForeignFile:
         raise
     except RunError as error:
-        older = [number for number, path in find_checkpoints(file.parent).items() if path != file]
+        match = _NAME.fullmatch(file.name)
+        older = [number for number in find_checkpoints(file.parent) if match and number < int(match[1])]
         if not older:
             raise
-        command = f"fedkeep resume {file.parent} --from-round {older[-1]}"
+        command = f"fedkeep resume {shlex.quote(str(file.parent))} --from-round {older[-1]}"
         raise error.converted(type(error), f"{error}; to continue from an older checkpoint: {command}") from error
 
 

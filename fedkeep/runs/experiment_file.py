@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import secrets
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedkeep._util.toml import parse_toml
 from fedkeep.errors import RunError
 from fedkeep.runs.files import EXPERIMENT, FORMAT, READABLE_FORMATS, is_there, read_bytes, to_toml, write_atomic
 from fedkeep.runs.seals import checksum, damaged, seal_text, unseal_text
@@ -54,11 +54,9 @@ def read_experiment_file(path: Path) -> ExperimentFile:
     data = read_bytes(file)
     body, run = unseal_text(file, data)
     try:
-        about = tomllib.loads(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise RunError(
-            f"{file} cannot be read: {error or type(error).__name__}", key=EXPERIMENT, value=str(file)
-        ) from error
+        about = parse_toml(body.decode())
+    except ValueError as error:
+        raise RunError(f"{file} cannot be read: {error}", key=EXPERIMENT, value=str(file)) from error
     version = about.get("format")
     if version not in READABLE_FORMATS or isinstance(version, bool):
         raise RunError(

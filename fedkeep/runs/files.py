@@ -30,7 +30,11 @@ EXPERIMENT, ROUNDS, CLIENTS, ABANDONED = "experiment.toml", "rounds.jsonl", "cli
 DIVERGED, INSTRUMENTS, SPLIT, LOCK, ENDED = "diverged.txt", "instruments.jsonl", "split.json", ".lock", "ended.json"
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
-_PARTIAL = re.compile(r"\..*\.part")  # also those of format 1
+PARTIAL = r"\.fedkeep-[0-9a-f]{16}\.part"  # temporary files
+_PARTIAL = re.compile(  # also those of format 1, which have the names of its files
+    PARTIAL + r"|\.(experiment\.toml|(rounds|instruments)\.jsonl|split\.json|diverged\.txt"
+    r"|(checkpoint|\d+(-\d+)?)\.safetensors)\.part"
+)
 
 
 def write_atomic(path: Path, data: bytes, private: bool = False) -> None:
@@ -130,6 +134,8 @@ def make_folder(path: Path, private: bool = False) -> None:
 
     A link in its place is refused if the folder is private.
     """
+    if private:
+        require_real_folder(path)
     missing = []
     while not path.exists() and not path.is_symlink():
         missing.append(path)

@@ -85,7 +85,6 @@ class RunFolder:
         self._lock = _locked(path / LOCK)
         try:
             self._rounds = open_to_append(path / ROUNDS)
-            remove_partial_files(path)
         except BaseException:
             self._lock.release()
             raise
@@ -115,6 +114,7 @@ class RunFolder:
         try:
             folder._cut(0)
             folder._use(write_experiment(path, about))
+            remove_partial_files(path)
         except BaseException:
             folder.close()
             raise
@@ -221,11 +221,13 @@ class RunFolder:
         if file is None:
             _require_no_records(self.path)
             self._forget_divergence()
+            remove_partial_files(self.path)
             self._cut(0)
             return None
         saved = read_checkpoint(file, self.experiment)
         states.require_states(saved.clients)
         older = self._older_indexes(saved.round) if states.folder is not None and states.folder.exists() else []
+        remove_partial_files(self.path)
         going_back = file != newest_checkpoint(self.path, self.run)
         if self.run is not None:
             set_aside(self.path, saved.round, read_bytes(self.path / ROUNDS)[saved.header.offset :], self.run)

@@ -38,6 +38,7 @@ class History:
     folder: Path | None = None  # the run folder that it was read from
     diverged: str | None = None  # the error message of a diverged run that was read from its folder
     ended: str | None = None  # why the run ended: "finished" at its last round, or "stopped" by a callback
+    released: float | None = None  # epsilon of all releases of a private federation, also of rounds that were undone
     verified: bool = True  # whether every file that it was read from has a checksum; False for runs of format 1
 
     @property
@@ -75,8 +76,12 @@ class History:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon at the delta of the settings, after the last round; None without differential privacy."""
-        return self.records[-1].get("epsilon") if self.records else None
+        """Epsilon at the delta of the settings, spent so far; None without differential privacy.
+
+        A federation has also spent what it released in rounds that were not recorded, or were undone.
+        """
+        recorded = self.records[-1].get("epsilon") if self.records else None
+        return max((spent for spent in (recorded, self.released) if spent is not None), default=None)
 
     @property
     def initial_class_accuracy(self) -> np.ndarray:

@@ -25,6 +25,7 @@ from fedkeep.runs.history import History
 from fedkeep.runs.label_counts import read_label_counts
 from fedkeep.runs.records import Lines, read_lines
 from fedkeep.runs.records import read_records as read_records
+from fedkeep.runs.releases import RELEASES, Releases
 from fedkeep.runs.seals import damaged, foreign, parse_json, seal_lines, unseal_json, unseal_lines, unseal_text
 from fedkeep.runs.trees import read_tree
 
@@ -110,6 +111,10 @@ def load_run(path: str | Path, weights: bool = True) -> History:
         require_lines(lines, header, experiment)
         require_files(header, experiment)
     history.records = lines.records
+    if experiment.run is not None and is_there(path / RELEASES):
+        releases = Releases(path / RELEASES, experiment.run)  # after the records: a release is written before its round
+        releases.require_all_of(history.records)
+        history.released = releases.epsilon
     reason = _reason(path, lines, ended, header)
     history.diverged = _read_diverged(path, experiment.run, required=reason == "diverged")
     history.ended = None if history.diverged else reason

@@ -168,6 +168,10 @@ def test_every_plot_is_drawn_and_identical_each_time(folder: Path, tmp_path: Pat
     assert [p.name for p in again] == ["classes.png", "classes.pdf"]
     assert again[1].read_bytes() == (tmp_path / "one" / "classes.pdf").read_bytes()
     assert dict(matplotlib.rcParams) == before
+    again[0].unlink()
+    again[0].symlink_to(tmp_path / "one" / "split.png")
+    with raises(FedkeepError, key="classes.png", mentions=["a symbolic link"]):
+        plots.plot([folder], tmp_path / "two", "png", only=["classes"])
 
 
 def test_plots_show_what_was_measured(folder: Path) -> None:

@@ -95,6 +95,10 @@ def test_going_back_spends_privacy_again(three: Problem, tmp_path) -> None:
     """Rounds 2 and 3 were released before the server went back to round 1 and ran round 2 again."""
     path = tmp_path / "run"
     run(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
+    back = strategy_of(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path, from_round=1)
+    spent = privacy.compute_epsilon(1.5, 1e-5, 3)
+    assert back.federation.state.history.epsilon == fk.load_run(path).epsilon == spent
+    back.federation.state.close()
     again = run(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path, from_round=1)
     records = again.federation.state.history.records
     assert [record["round"] for record in records] == [0, 1, 2]
@@ -111,6 +115,8 @@ def test_a_missing_or_damaged_list_of_releases_is_refused(three: Problem, tmp_pa
     (path / RELEASES).write_bytes(whole.splitlines(keepends=True)[0])
     with raises(RunError, key=RELEASES, value=2):
         strategy_of(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
+    with raises(RunError, key=RELEASES, value=2):
+        fk.load_run(path)
     (path / RELEASES).unlink()
     with raises(RunError, key=RELEASES, value=1):
         strategy_of(three, fk.methods.FedAvg(), **DP, rounds=3, run_dir=path)
@@ -118,16 +124,39 @@ def test_a_missing_or_damaged_list_of_releases_is_refused(three: Problem, tmp_pa
 
 def test_a_line_cut_off_by_a_crash_is_dropped(tmp_path) -> None:
     path = tmp_path / RELEASES
-    Releases(path, "run").add(1, [0, 2])
+    Releases(path, "run").add(1, [0, 2], 0.5)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"round": 2, "cli')
     again = Releases(path, "run")
     assert again.cohorts == [[0, 2]]
-    again.add(2, [1])
+    again.add(2, [1], 0.5)
     assert Releases(path, "run").cohorts == [[0, 2], [1]]
     with raises(RunError, key=RELEASES, value=1):
         Releases(path, "another run")
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_the_list_of_releases_is_a_regular_file(tmp_path) -> None:
+    path = tmp_path / RELEASES
+    path.mkdir()
+    with raises(RunError, key=RELEASES, mentions=["a folder"]):
+        Releases(path, "run")
+    path.rmdir()
+    path.symlink_to(tmp_path / "elsewhere")
+    with raises(RunError, key=RELEASES):
+        Releases(path, "run")
+    (tmp_path / "elsewhere").touch()
+    with raises(RunError, key=RELEASES, mentions=["a symbolic link"]):
+        Releases(path, "run").add(1, [0], 0.5)
+    assert not (tmp_path / "elsewhere").read_bytes()
+
+
+def test_a_list_of_releases_that_shrinks_is_not_continued(tmp_path) -> None:
+    releases = Releases(tmp_path / RELEASES, "run")
+    releases.add(1, [0], 0.5)
+    (tmp_path / RELEASES).write_bytes(b"")
+    with raises(RunError, key=RELEASES, mentions=["removed"]):
+        releases.add(2, [0], 0.7)
 
 
 def test_what_differential_privacy_does_not_cover_is_refused(three: Problem) -> None:
@@ -149,6 +178,7 @@ def test_a_server_that_dies_before_it_commits_has_spent(three: Problem, tmp_path
     monkeypatch.setattr(strategy, "commit", lambda arrays=None: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         strategy.start(grid_of(three, fk.methods.FedAvg()))
+    assert fk.load_run(path).epsilon == privacy.compute_epsilon(1.5, 1e-5, 1)
     records = run(three, fk.methods.FedAvg(), **DP, rounds=1, run_dir=path).federation.state.history.records
     assert records[-1]["epsilon"] == privacy.compute_epsilon(1.5, 1e-5, 2)
 

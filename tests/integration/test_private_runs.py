@@ -13,7 +13,7 @@ from support.problems import gap, make_problem
 
 import fedkeep as fk
 from fedkeep.engine import privacy
-from fedkeep.runs.files import read_tree
+from fedkeep.runs.trees import read_tree
 
 pytest.importorskip("opacus", reason="the accountant is not installed: pip install 'fedkeep[privacy]'")
 
@@ -51,7 +51,7 @@ torch.set_num_threads(1)
 from pathlib import Path
 from support.problems import make_problem
 import fedkeep as fk
-from fedkeep.runs.files import write_tree
+from fedkeep.runs.trees import write_tree
 for number, settings in enumerate({cases!r}):
     sim = make_problem(participation=6).simulation(fk.methods.Scaffold(), **settings)
     history = sim.run()

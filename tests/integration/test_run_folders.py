@@ -19,14 +19,14 @@ from support.problems import same
 from support.runs import assert_same_run, files_of, interrupt_small, read_newest, run_small, small_experiment
 
 import fedkeep as fk
-from fedkeep.analysis.groups import group_runs
+from fedkeep.analysis.run_set import group_runs
 from fedkeep.engine import provenance
 from fedkeep.errors import ForeignFile, RunError
 from fedkeep.experiments.run import run
 from fedkeep.runs import packed
-from fedkeep.runs.checkpoints import find_checkpoints
+from fedkeep.runs.checkpoints import find_checkpoints, read_header
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.files import read_bytes, to_toml, write_atomic
+from fedkeep.runs.files import make_folder, read_bytes, to_toml, write_atomic
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.label_counts import label_counts_of
 from fedkeep.runs.reading import load_run, read_instruments
@@ -209,6 +209,22 @@ def test_format_1_is_read_as_unverified_and_continued_in_format_1(finished: Path
         fk.resume(tmp_path / "old", from_round=2)
 
 
+def test_a_run_of_format_1_without_made_by_is_named(tmp_path: Path) -> None:
+    interrupt_small(tmp_path / "new")
+    as_format_1(tmp_path / "old", tmp_path / "new")
+    about = fk.load_run(tmp_path / "old").about
+    write_atomic(tmp_path / "old" / "experiment.toml", to_toml({**about, "made_by": None}))
+    with raises(RunError, key="experiment.toml", mentions=["made_by.engine is missing"]):
+        fk.resume(tmp_path / "old")
+
+
+@pytest.mark.parametrize("text", ["format = 1\nseed = 0xffffffffffffffff\n", "a = " + "[" * 40 + "]" * 40])
+def test_an_experiment_file_is_read_like_those_of_users(tmp_path: Path, text: str) -> None:
+    (tmp_path / "experiment.toml").write_text(text)
+    with raises(RunError, key="experiment.toml", mentions=["cannot be read"]):
+        fk.load_run(tmp_path)
+
+
 def test_the_results_in_the_repository_are_readable() -> None:
     folders = sorted((Path(__file__).parents[2] / "results").glob("*/*/*/*/experiment.toml"))[:3]
     assert folders
@@ -289,6 +305,19 @@ def test_going_back_repeats_the_later_rounds(tmp_path: Path) -> None:
     assert after.keys() == before.keys()
 
 
+def test_an_error_names_an_older_checkpoint_only(tmp_path: Path) -> None:
+    path = tmp_path / "my runs"
+    run_small(path, "fedavg", rounds=3)
+    *_, middle, newest = find_checkpoints(path).values()
+    for file, others in ((newest, True), (middle, False)):
+        for older in [] if others else [f for f in find_checkpoints(path).values() if f not in (middle, newest)]:
+            older.unlink()
+        file.write_bytes(b"torn")
+        with pytest.raises(RunError) as caught:
+            read_header(file, fk.load_run(path, weights=False).about["made_by"]["run"])
+        assert (f"fedkeep resume '{path}' --from-round" in str(caught.value)) == others
+
+
 def test_an_older_checkpoint_put_back_destroys_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run"
 
@@ -334,7 +363,7 @@ def test_stale_states_are_removed_when_a_finished_run_is_resumed(tmp_path: Path,
     with pytest.raises(KeyboardInterrupt):
         run(experiment, path, [before_the_last])
     monkeypatch.undo()
-    (path / "clients" / "000" / ".fedkeep-0011.part").write_bytes(b"torn")
+    (path / "clients" / "000" / ".fedkeep-00112233445566ff.part").write_bytes(b"torn")
     fk.resume(path)
     run(experiment, tmp_path / "whole")
     assert files_of(path).keys() == files_of(tmp_path / "whole").keys()
@@ -374,6 +403,29 @@ def test_special_files_in_a_run_folder_are_named(tmp_path: Path, kind: str, name
     with raises(RunError, key=name, mentions=[str(path / name)]):
         fk.resume(path)
     assert target.read_text() == "precious"
+
+
+def test_only_temporary_files_of_a_run_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    mine = [path / name for name in (".film.part", ".fedkeep-notes.part", ".data.csv.part")]
+    left = [path / name for name in (".fedkeep-0123456789abcdef.part", ".rounds.jsonl.part")]
+    for file in mine + left:
+        file.write_bytes(b"torn")
+    with raises(RunError, key="keep"):
+        RunFolder.create(path, {"keep": 0})
+    assert all(file.exists() for file in mine + left)
+    run_small(path, "fedavg", rounds=1)
+    assert all(file.exists() for file in mine)
+    assert not any(file.exists() for file in left)
+
+
+def test_a_private_folder_is_not_a_link(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    make_folder(tmp_path / "link")
+    with raises(RunError, key="link", mentions=["a symbolic link"]):
+        make_folder(tmp_path / "link", private=True)
 
 
 def test_outputs_replace_regular_files_only(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -18,6 +19,7 @@ import fedkeep as fk
 from fedkeep.cli import app
 from fedkeep.cli.progress import ProgressBar
 from fedkeep.errors import ConfigError, FedkeepError, MethodError, ModelError, RunFailed
+from fedkeep.experiments import workers
 from fedkeep.experiments.experiment import PRESETS, Experiment
 from fedkeep.experiments.failure import TRACEBACK
 from fedkeep.experiments.overrides import override
@@ -64,10 +66,20 @@ def test_a_process_that_dies_is_one_runs_failure(tmp_path: Path) -> None:
     assert "SIGKILL" in line
 
 
-def test_an_error_that_cannot_be_sent_is_one_runs_failure(tmp_path: Path) -> None:
-    results, printed = sweep(tmp_path, 2, failing.unpicklable_callbacks)
+@pytest.mark.parametrize("make_callbacks", [failing.unpicklable_callbacks, failing.global_lambda_callbacks])
+def test_an_error_that_cannot_be_sent_is_one_runs_failure(tmp_path: Path, make_callbacks: Any) -> None:
+    results, printed = sweep(tmp_path, 2, make_callbacks)
     assert failed(results) == {"s1"}
     assert "it holds a function" in printed
+
+
+def test_a_failed_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SECONDS_TO_END", 1.0)
+    began = time.monotonic()
+    results, _ = sweep(tmp_path, 2, failing.lingering_callbacks)
+    assert failed(results) == {"s1"}
+    assert len(results) == 4
+    assert time.monotonic() - began < 200
 
 
 # Exit codes
