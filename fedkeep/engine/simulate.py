@@ -90,10 +90,15 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
 
 
 def continue_run(
-    path: Path, federation: Federation, callbacks: Iterable[Callback] = (), from_round: int | None = None
+    path: Path,
+    federation: Federation,
+    callbacks: Iterable[Callback] = (),
+    from_round: int | None = None,
+    keep: int | None = None,
 ) -> History:
     """Continue the run in a folder, given the same federation as at its start, after its last or an earlier round.
 
+    `keep` takes precedence over the number of checkpoints that the run was started with.
     The engine and the number of threads are those of the start, so that the result is bit for bit the same. With
     another number of processes, or other software, it is the same up to rounding, and a warning says so.
     """
@@ -102,7 +107,7 @@ def continue_run(
     made_by = about.get("made_by", {})
     simulation = restore_simulation(path, made_by, federation, callbacks)
     simulation.ranks.on_rank0(lambda: provenance.warn_about_changes(path, made_by, _made_by(simulation)))
-    return _run_in_folder(simulation, lambda: RunFolder.open(path), from_round)
+    return _run_in_folder(simulation, lambda: RunFolder.open(path, keep), from_round)
 
 
 def _made_by(s: Simulation) -> dict[str, Any]:

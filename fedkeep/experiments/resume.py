@@ -110,7 +110,7 @@ def resume_experiment(
         return from_round is None and (saved_round(path) or 0) >= experiment.train.rounds
 
     if not distributed.current_ranks().on_rank0(is_complete):
-        return continue_run(path, build(experiment), callbacks, from_round)
+        return continue_run(path, build(experiment), callbacks, from_round, experiment.keep)
     return load_finished(experiment, path)
 
 

@@ -189,7 +189,7 @@ def _open_folder(
     federation.run = _require_same_run(path, about)
     if federation.settings.private:
         federation.releases = Releases(path / RELEASES, federation.run)
-    if federation.state.attach(RunFolder.open(path), ClientStore(), federation.task.device, from_round):
+    if federation.state.attach(RunFolder.open(path, keep), ClientStore(), federation.task.device, from_round):
         federation.resumed_from = federation.state.round
         log.warning("resuming %s after round %d", path, federation.state.round)
     if federation.settings.private:

@@ -121,10 +121,12 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """Open an existing run, to resume it."""
+    def open(cls, path: Path, keep: int | None = None) -> RunFolder:
+        """Open an existing run, to resume it; `keep` takes precedence over the recorded number of checkpoints."""
+        if keep is not None:
+            require_whole("keep", keep, low=1, error=RunError)
         experiment = read_experiment_file(path)
-        folder = cls(path, experiment.about.get("checkpoint_every"), experiment.about.get("keep"))
+        folder = cls(path, experiment.about.get("checkpoint_every"), keep or experiment.about.get("keep"))
         folder._use(experiment)
         return folder
 

@@ -12,6 +12,7 @@ import fedkeep as fk
 from fedkeep.data.seeds import sample_cohort
 from fedkeep.engine import privacy
 from fedkeep.errors import ConfigError, FedkeepError, MethodError, RunError
+from fedkeep.runs.checkpoints import find_checkpoints
 from fedkeep.runs.releases import RELEASES, Releases
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
@@ -99,7 +100,8 @@ def test_going_back_spends_privacy_again(three: Problem, tmp_path) -> None:
     spent = privacy.compute_epsilon(1.5, 1e-5, 3)
     assert back.federation.state.history.epsilon == fk.load_run(path).epsilon == spent
     back.federation.state.close()
-    again = run(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path, from_round=1)
+    again = run(three, fk.methods.FedAvg(), **DP, rounds=2, run_dir=path, from_round=1, keep=1)
+    assert list(find_checkpoints(path)) == [2], "a new value of keep applies"
     records = again.federation.state.history.records
     assert [record["round"] for record in records] == [0, 1, 2]
     assert records[-1]["epsilon"] == privacy.compute_epsilon(1.5, 1e-5, 4)

@@ -22,6 +22,7 @@ import fedkeep as fk
 from fedkeep.analysis.run_set import group_runs
 from fedkeep.engine import provenance
 from fedkeep.errors import ForeignFile, RunError
+from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run
 from fedkeep.runs import packed
 from fedkeep.runs.checkpoints import find_checkpoints, read_header
@@ -277,6 +278,14 @@ def test_the_last_checkpoints_are_kept_with_their_states(tmp_path: Path) -> None
             named |= {f"{k}-{r}" for k, r in zip(index["id"].tolist(), index["round"].tolist(), strict=True)}
         assert {p.stem for p in (path / "clients").rglob("*.safetensors")} == named
     assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_new_keep_applies_when_a_run_is_resumed(tmp_path: Path) -> None:
+    interrupt_small(tmp_path)
+    experiment = small_experiment("scaffold", rounds=4)
+    about = fk.load_run(tmp_path, weights=False).about
+    run(Experiment.from_dict({**about, "keep": 1}), tmp_path)
+    assert list(find_checkpoints(tmp_path)) == [experiment.train.rounds]
 
 
 def test_going_back_repeats_the_later_rounds(tmp_path: Path) -> None:
