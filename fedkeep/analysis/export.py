@@ -108,7 +108,7 @@ def long_table(paths: Iterable[str | Path], left_out: dict[Path, str] | None = N
         except Exception as error:
             if left_out is None:
                 raise
-            left_out[path] = printable(one_line(error))
+            left_out[path] = one_line(error)
             log.warning("%s is left out: %s", printable(path), left_out[path])
         else:
             yield from rows

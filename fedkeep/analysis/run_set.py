@@ -57,7 +57,7 @@ def read_runs(paths: Iterable[str | Path]) -> RunSet:
             stopped = None if status == "finished" else run.last_round
             families.setdefault((run.identity.key, status, stopped), []).append(run)
         except Exception as error:  # whatever is wrong with one folder, the others are shown
-            left_out[path] = printable(one_line(error))
+            left_out[path] = one_line(error)
     incomplete = any(path in left_out for path in given)
     groups = [
         Group("", runs[0].identity.setting, runs, status, notes)

@@ -190,7 +190,7 @@ def _end_with_parent() -> None:
 
 
 def _watch_parent() -> None:
-    """Wait for the parent's death, which is seen here on every system; then end this process, however busy it is."""
+    """Wait for the parent's death, which every system reports here; then end this process, however busy it is."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,6 @@ from typing import Any
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.runs.files import write_atomic
-
-log = logging.getLogger("fedkeep")
 
 FILE = "client_keys.json"  # in the run folder
 CONNECTED, FIRST = "connected", "first"

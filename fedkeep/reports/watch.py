@@ -50,7 +50,7 @@ class Source:
             except FedkeepError as error:  # no round yet, or a folder is being created, moved or removed
                 self._data = self._data if self._data["problems"] else _waiting(f"Waiting: {printable(error)}.")
             except Exception as error:  # whatever a folder contains, every request is answered
-                log.warning("the page could not be updated: %s: %s", type(error).__name__, printable(one_line(error)))
+                log.warning("the page could not be updated: %s: %s", type(error).__name__, one_line(error))
             ended = time.monotonic()
             self._next_update = ended + PAUSE_FACTOR * (ended - started)
             return self._data
