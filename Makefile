@@ -11,7 +11,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PIP_ARGS ?=
-# non-empty: the tests of `make test` measure coverage, as CI does (Python before 3.12: nearly twice the CPU time)
+# non-empty: the tests measure coverage (Python before 3.12: nearly twice the CPU time)
 COVERAGE ?=
 QUICK_METHODS ?= fedavg,fedntd,scaffold,fedka,flashback,fedcurv
 TRITON ?= 3.9.0

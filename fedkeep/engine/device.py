@@ -23,6 +23,8 @@ def resolve_device(name: str) -> torch.device:
             device = distributed.local_device() if torch.cuda.is_available() else torch.device("cpu")
         else:
             device = torch.device(name)
+        if device.type == "meta":  # it has no numbers
+            raise RuntimeError(name)
     except (RuntimeError, TypeError):
         valid = ["auto", "cpu", "cuda", "cuda:0"]
         raise FedkeepError(

@@ -276,7 +276,7 @@ def test_runs_that_a_callback_stopped_at_different_rounds_are_one_group(
         write_run(tmp_path / f"{seed}", records(wave(seed, rounds=8))[: last + 1], seed=seed, rounds=8)
     [group] = group_runs([tmp_path])
     assert (group.label, group.finished, group.stopped_early) == ("fedavg", True, True)
-    assert any("round 5 of 8" in line for line in remarks([group]))
+    assert any("rounds 3 to 5 of 8" in line for line in remarks([group]))
     data = write([tmp_path], tmp_path / "page.html")
     assert data["problems"][0]["groups"][0]["curve"]["rounds"] == [1, 2, 3]
 

@@ -585,3 +585,8 @@ def test_settings_as_keyword_arguments_are_the_settings() -> None:
     from fedkeep.engine.settings import SettingsDict
 
     assert list(SettingsDict.__annotations__) == [f.name for f in dataclasses.fields(fk.Settings)]
+
+
+def test_a_device_without_numbers_is_refused(problem: Problem) -> None:
+    with raises(FedkeepError, key="device", value="meta", valid=["cpu"]):
+        problem.run(fk.methods.FedAvg(), device="meta")
