@@ -52,6 +52,16 @@ def leaves(tree: Any) -> list[Tensor]:
     return [leaf for _, leaf in items(tree)]
 
 
+def spec(tree: Any) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    """Return path, shape and dtype of every leaf.
+
+    >>> spec({"n": torch.tensor(1.0)})
+    (('n', (), 'float32'),)
+    """
+    found = ((path, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")) for path, leaf in items(tree))
+    return tuple(sorted(found))
+
+
 def like(tree: Tree, values: Sequence[Any]) -> Tree:
     """Return a tree of this structure with these values, in the order of `leaves`."""
     source = iter(values)

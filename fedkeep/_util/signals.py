@@ -1,4 +1,4 @@
-"""Signals that wait for the end of a block."""
+"""The signals that ask a process to end, and delaying them until the end of a block. Imports nothing large."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def delayed() -> Iterator[None]:
         if len(pending) > 1:
             before[number](number, frame)
 
-    for number in _NUMBERS:
+    for number in NUMBERS:
         if callable(handler := signal.getsignal(number)):
             before[number] = handler
             signal.signal(number, wait)

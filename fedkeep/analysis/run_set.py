@@ -76,11 +76,6 @@ def read_runs(paths: Iterable[str | Path]) -> RunSet:
     return RunSet(problems, left_out, incomplete)
 
 
-def group_runs(paths: Iterable[str | Path]) -> list[Group]:
-    """Read run folders and return the groups of all their problems."""
-    return read_runs(paths).groups
-
-
 def _read(path: Path) -> Run:
     """Read a run with everything that comparisons need, so that damage shows now."""
     history = load_run(path, weights=False)

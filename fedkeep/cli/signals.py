@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+from fedkeep._util.signals import NUMBERS
+
 CODES = {128 + number: "interrupted" if number == signal.SIGINT else "terminated" for number in NUMBERS}
 _received: list[int] = []
 _raising: set[int] = set()  # the signals that raise now

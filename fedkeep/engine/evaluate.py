@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,7 @@ def evaluate(
     classes = task.n_classes
     confusion = torch.zeros((classes, classes), dtype=torch.long, device=y.device)
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
-    for start in range(0, len(y), chunk):
-        part = slice(start, start + chunk)
-        inputs_part, truth = inputs(tree.take(x, part)), y[part]
+    for inputs_part, truth in _in_chunks(x, y, inputs, chunk):
 
         def one(w: Tree, batch: Any = inputs_part, truth: Tensor = truth) -> tuple[Tensor, Tensor]:
             z = task.apply(w, batch)
@@ -42,6 +41,13 @@ def evaluate(
         confusion = confusion + _count_pairs(truth, predicted, classes)
         loss = loss + total
     return confusion, loss
+
+
+def _in_chunks(x: Any, y: Tensor, inputs: InputPipeline, chunk: int) -> Iterator[tuple[Any, Tensor]]:
+    """Yield the examples, as the model gets them, and their labels, `chunk` at a time."""
+    for start in range(0, len(y), chunk):
+        part = slice(start, start + chunk)
+        yield inputs(tree.take(x, part)), y[part]
 
 
 def _count_pairs(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
@@ -62,9 +68,7 @@ def class_hits(
 ) -> Tensor:
     """Return how many examples of each class one model, or each of a stack, classifies right: [..., C]."""
     hits = torch.zeros((), dtype=torch.long, device=y.device)
-    for start in range(0, len(y), chunk):
-        part = slice(start, start + chunk)
-        inputs_part, truth = inputs(tree.take(x, part)), y[part]
+    for inputs_part, truth in _in_chunks(x, y, inputs, chunk):
 
         def one(w: Tree, batch: Any = inputs_part) -> Tensor:
             return task.apply(w, batch).argmax(-1)

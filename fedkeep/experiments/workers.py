@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fedkeep._util.signals import NUMBERS
 from fedkeep._util.text import one_line
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import FedkeepError, RunFailed
@@ -27,7 +28,6 @@ from fedkeep.experiments.run import run
 MakeCallbacks = Callable[[], list[Callback]]  # called once per run; with several processes it must be picklable
 SECONDS_TO_END = 30.0  # for a process to save its run, after the signal to end
 
-_ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
@@ -181,8 +181,8 @@ def _end_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    for number in _ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
+    for number in NUMBERS:
+        if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

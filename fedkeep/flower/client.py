@@ -26,7 +26,6 @@ from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError
 from fedkeep.flower import messages, privacy_mods, records
 from fedkeep.flower.client_state import ClientStates, open_states
 from fedkeep.flower.messages import TrainRequest
-from fedkeep.flower.update_checks import tree_spec
 from fedkeep.method import FedAvg
 from fedkeep.task import Public, Task
 from fedkeep.tree import Tree
@@ -286,7 +285,7 @@ def _read_broadcast(message: Message, task: Task) -> Tree:
     """Return what the server has sent; raise unless its weights are this model's, and all numbers are finite."""
     try:
         shared = records.from_records(message.content)
-        same = tree_spec(shared["params"]) == tree_spec(task.init)
+        same = tree.spec(shared["params"]) == tree.spec(task.init)
         finite = all(bool(t.isfinite().all()) for t in tree.leaves(shared) if t.is_floating_point())
     except FedkeepError:
         raise

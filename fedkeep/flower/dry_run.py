@@ -84,9 +84,9 @@ def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
         method.name,
         client,
         len(examples.y),
-        update_checks.tree_spec(trained.upload),
+        tree.spec(trained.upload),
         tree.nbytes(trained.upload),
-        update_checks.tree_spec(trained.client),
+        tree.spec(trained.client),
         ("loss: the mean training loss",) if node.report_loss else (),
     )
 

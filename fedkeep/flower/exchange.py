@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeep._util.text import one_line
-from fedkeep.flower.update_checks import RejectedUpdate
+from fedkeep.flower.update_checks import RejectedUpdate, unreadable
 
 log = logging.getLogger("fedkeep")
 
@@ -68,8 +67,7 @@ def fetch_reply(grid: Grid, message_id: str, node: int) -> Message | None:
     except Exception as error:
         if _is_lost_connection(error):
             raise
-        reason = f"its reply cannot be read ({type(error).__name__}: {one_line(error)})"
-        raise RejectedUpdate(reason, key="reply", value=type(error).__name__) from error
+        raise unreadable(error) from error
     return reply
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import time
@@ -21,6 +22,7 @@ from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.engine import device, privacy, provenance, server_hooks, setup
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import DataError, FedkeepError, RunError
 from fedkeep.flower import messages
 from fedkeep.method import FedAvg
@@ -62,6 +64,11 @@ class FederationServer:
     def cohort_size(self) -> int:
         """How many clients a round samples."""
         return self.settings.cohort_size(self.n_clients)
+
+    @functools.cached_property
+    def upload_spec(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+        """Path, shape and dtype of every leaf of an upload; the same in every round."""
+        return tree.spec(upload_form(self.method, self.task, self.state.server))
 
     def retune(self, config: Mapping[str, Any]) -> None:
         """Apply the settings among the config that `start` received; other keys are the app's own."""

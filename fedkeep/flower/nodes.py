@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -31,9 +31,7 @@ class Nodes:
         self.waiting: dict[int, int] = {}  # node -> its client, while another node is connected as the same client
         self.rejected: dict[int, str] = {}  # node -> why it cannot be a client
         self.queries: dict[int, str] = {}  # node -> id of the query for its client id that it has not answered yet
-        self.slow: set[int] = (
-            set()
-        )  # nodes that have once not answered a query in time: `refresh` waits for others only
+        self.slow: set[int] = set()  # nodes that did not answer a query in time; `refresh` waits for others only
         self.busy: dict[int, str] = {}  # node -> id of the message that it has not answered yet
         self.alerts: list[str] = []  # since the last round: who claimed to be somebody else
 
@@ -73,16 +71,11 @@ class Nodes:
 
     def _collect_answers(self, grid: Grid) -> None:
         """Register the nodes that have answered an earlier query since, without waiting for any."""
-        for node, message in list(self.queries.items()):
-            try:
-                reply = fetch_reply(grid, message, node)
-            except RejectedUpdate as error:
-                self._reject(node, str(error))
+        for node, reply in _arrived(grid, self.queries):
+            if isinstance(reply, RejectedUpdate):
+                self._reject(node, str(reply))
             else:
-                if reply is None:
-                    continue
                 self._register(node, reply)
-            del self.queries[node]
 
     def forget(self, node: int) -> None:
         """Drop a node; if it is still connected, the next `refresh` asks it for its client id again."""
@@ -95,17 +88,12 @@ class Nodes:
     def collect_late(self, grid: Grid) -> list[Message]:
         """Return the replies of busy nodes that have arrived since, and mark those nodes as free."""
         late = []
-        for node, message in list(self.busy.items()):
-            try:
-                reply = fetch_reply(grid, message, node)
-            except RejectedUpdate as error:
-                self.alert(f"a late reply of node {node} was dropped: {error}")
+        for node, reply in _arrived(grid, self.busy):
+            if isinstance(reply, RejectedUpdate):
+                self.alert(f"a late reply of node {node} was dropped: {reply}")
             else:
-                if reply is None:
-                    continue
                 reply.metadata.__dict__["_src_node_id"] = node  # also of an error that the SuperLink reports
                 late.append(reply)
-            del self.busy[node]
         return late
 
     def alert(self, text: str) -> None:
@@ -152,6 +140,22 @@ class Nodes:
     def _reject(self, node: int, reason: str) -> None:
         self.rejected[node] = reason
         log.warning("node %d cannot take part: %s", node, reason)
+
+
+def _arrived(grid: Grid, waiting: dict[int, str]) -> Iterator[tuple[int, Message | RejectedUpdate]]:
+    """Yield the nodes whose replies to these messages have arrived, with the reply or why it cannot be read.
+
+    They are removed from `waiting`.
+    """
+    for node, message in list(waiting.items()):
+        reply: Message | RejectedUpdate | None
+        try:
+            reply = fetch_reply(grid, message, node)
+        except RejectedUpdate as error:
+            reply = error
+        if reply is not None:
+            del waiting[node]
+            yield node, reply
 
 
 def add_alert(alerts: list[str], text: str, logged: str) -> None:

@@ -17,7 +17,7 @@ from fedkeep.errors import FedkeepError
 from fedkeep.flower import records
 from fedkeep.flower.exchange import UNREADABLE
 from fedkeep.flower.nodes import NODE_UNAVAILABLE, Nodes, add_alert, last_line, sender
-from fedkeep.flower.update_checks import ExpectedUpload, RejectedUpdate
+from fedkeep.flower.update_checks import ExpectedUpload, RejectedUpdate, unreadable
 from fedkeep.runs.history import Record
 from fedkeep.tree import Tree
 
@@ -74,11 +74,9 @@ class PendingRound:
         for reply in replies:
             if reply.has_error() and reply.metadata.reply_to_message_id in self.stored_errors:
                 continue
-            node = int(reply.metadata.src_node_id) if late else sender(reply, self.sent)
-            client = nodes.client(node) if node is not None else None
-            if node is None or client is None:
-                self._alert_unrequested(node)
+            if (asked := self._asked(reply, nodes, late)) is None:
                 continue
+            client, node = asked
             if reply.has_error():
                 self._store_error(client, node, reply, nodes, late)
                 continue
@@ -93,11 +91,9 @@ class PendingRound:
         kept = []
         for reply in replies:
             self.answered.add(reply.metadata.reply_to_message_id)
-            node = sender(reply, self.sent)
-            client = nodes.client(node) if node is not None else None
-            if node is None or client is None:
-                self._alert_unrequested(node)
+            if (asked := self._asked(reply, nodes)) is None:
                 continue
+            client, node = asked
             if reply.has_error():
                 self._store_error(client, node, reply, nodes, late=False)
                 self.stored_errors.add(reply.metadata.reply_to_message_id)
@@ -139,8 +135,14 @@ class PendingRound:
         """Log what no honest node does; the round's record keeps it."""
         add_alert(self.alerts, text, f"round {self.number}: {text}")
 
-    def _alert_unrequested(self, node: int | None) -> None:
-        self.alert(f"a reply of node {node} belongs to no request of this round and was dropped")
+    def _asked(self, reply: Message, nodes: Nodes, late: bool = False) -> tuple[int, int] | None:
+        """Return the client that a reply is of, and its node; None, with an alert, if it was not asked."""
+        node = int(reply.metadata.src_node_id) if late else sender(reply, self.sent)
+        client = nodes.client(node) if node is not None else None
+        if node is None or client is None:
+            self.alert(f"a reply of node {node} belongs to no request of this round and was dropped")
+            return None
+        return client, node
 
     def failure_summary(self) -> str:
         """Return in one line why updates are missing."""
@@ -187,8 +189,7 @@ class PendingRound:
         except RejectedUpdate as error:
             self.reject(client, nodes, error)
         except Exception as error:
-            reason = f"its reply cannot be read ({type(error).__name__}: {one_line(error)})"
-            self.reject(client, nodes, RejectedUpdate(reason, key="reply", value=type(error).__name__))
+            self.reject(client, nodes, unreadable(error))
 
     def _store_reply(self, client: int, content: RecordDict, late: bool, bounds: bool) -> None:
         """Check one client's reply and store its upload, if it is a reply to this round."""

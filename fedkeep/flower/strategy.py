@@ -245,9 +245,8 @@ class Strategy(RoundLoop):
 
     def _new_round(self, number: int) -> PendingRound:
         federation = self.federation
-        settings, server = federation.settings, federation.state.server
-        sampled = seeds.sample_cohort(settings.seed, number, federation.n_clients, federation.cohort_size)
-        expected = ExpectedUpload.of(federation.method, federation.task, settings, server, number, self.limits)
+        sampled = seeds.sample_cohort(federation.settings.seed, number, federation.n_clients, federation.cohort_size)
+        expected = ExpectedUpload.of(federation, federation.state.server, number, self.limits)
         return PendingRound(number, sampled.tolist(), time.perf_counter(), expected)
 
     def _try_round(self, pending: PendingRound) -> tuple[Tree, str | None]:

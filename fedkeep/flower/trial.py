@@ -74,7 +74,6 @@ class Trial:
         plan = make_plan(settings.seed, number, federation.n_clients, len(at), epochs, settings.batch_size)
         task = copy.copy(federation.task)
         task.public = None
-        expected = ExpectedUpload.of(method, task, settings, server, number, self.limits)
         try:
             with device.numerics(settings, task.device, federation.threads):
                 shared = server_hooks.broadcast(method, server)
@@ -82,6 +81,7 @@ class Trial:
                 local = LocalTraining(method, task, federation.inputs, settings.clip_norm)
                 trained = local.train_one(shared, client, tree.take(x, at), y[at], plan, settings.lr_in(number))
             upload = tree.to(trained.upload, "cpu")
+            expected = ExpectedUpload.of(federation, server, number, self.limits)
             replace(expected, epochs=epochs).require_values(upload)
         except FedkeepError as error:
             return one_line(error)

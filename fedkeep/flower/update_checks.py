@@ -15,10 +15,9 @@ from flwr.app import RecordDict
 from fedkeep import tree
 from fedkeep._util.text import one_line
 from fedkeep.bounds import Received, broken_bound
-from fedkeep.engine.settings import Settings
-from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import FedkeepError
 from fedkeep.flower import records
+from fedkeep.flower.federation_server import FederationServer
 from fedkeep.method import FedAvg
 from fedkeep.task import Task
 from fedkeep.tree import Tree
@@ -40,14 +39,10 @@ class RejectedUpdate(FedkeepError):  # noqa: N818 (an event, not a mistake of th
     """An update that must not be used. `key` is the leaf, or the limit of the message's size."""
 
 
-def tree_spec(value: Tree) -> TreeSpec:
-    """Return path, shape and dtype of every leaf.
-
-    >>> tree_spec({"n": torch.tensor(1.0)})
-    (('n', (), 'float32'),)
-    """
-    flat = sorted(tree.flatten(value).items())
-    return tuple((path, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")) for path, leaf in flat)
+def unreadable(error: Exception) -> RejectedUpdate:
+    """Return the rejection of a reply that led to an error of any kind when it was read."""
+    kind = type(error).__name__
+    return RejectedUpdate(f"its reply cannot be read ({kind}: {one_line(error)})", key="reply", value=kind)
 
 
 @dataclass(frozen=True)
@@ -65,14 +60,13 @@ class ExpectedUpload:
     limits: Limits
 
     @classmethod
-    def of(
-        cls, method: FedAvg, task: Task, settings: Settings, server: Tree, number: int, limits: Limits
-    ) -> ExpectedUpload:
-        """Return what the server with this tree expects in a round."""
+    def of(cls, federation: FederationServer, server: Tree, number: int, limits: Limits) -> ExpectedUpload:
+        """Return what the federation's server expects in a round, when it has this tree."""
+        settings = federation.settings
         return cls(
-            form=tree_spec(upload_form(method, task, server)),
-            method=method,
-            task=task,
+            form=federation.upload_spec,
+            method=federation.method,
+            task=federation.task,
             server=tree.to(server, "cpu"),
             round=number,
             lr=settings.lr_in(number),
@@ -96,13 +90,12 @@ class ExpectedUpload:
         except FedkeepError as error:
             raise error.converted(RejectedUpdate, one_line(error)) from error
         except Exception as error:  # whatever a reply contains, it is the fault of one node
-            reason = f"it cannot be read ({type(error).__name__}: {one_line(error)})"
-            raise RejectedUpdate(reason, key="reply", value=type(error).__name__) from error
+            raise unreadable(error) from error
         return upload
 
     def require_form(self, upload: Tree) -> None:
         """Raise unless the upload has exactly the names, shapes and dtypes that the method's clients send."""
-        received = tree_spec(upload)
+        received = tree.spec(upload)
         if received != self.form:
             raise _difference(received, self.form)
 

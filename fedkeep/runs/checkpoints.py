@@ -116,6 +116,8 @@ def require_files(header: CheckpointHeader, experiment: ExperimentFile) -> None:
     folder, name = header.file.parent, header.file.name
     for other, expected in header.files.items():
         file = folder / other
+        if other == EXPERIMENT and expected == experiment.checksum:
+            continue  # as it was read
         if not is_there(file):
             raise RunError(f"{file} does not exist, but {name} refers to it", key=other, value=str(file))
         if expected is not None and checksum(read_bytes(file)) != expected:

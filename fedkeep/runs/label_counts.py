@@ -16,7 +16,7 @@ import numpy as np
 from fedkeep._util.arrays import evenly_spaced
 from fedkeep.data.partition import Partition
 from fedkeep.errors import RunError
-from fedkeep.runs.experiment_file import read_experiment_file
+from fedkeep.runs.experiment_file import ExperimentFile, read_experiment_file
 from fedkeep.runs.files import SPLIT, is_there, read_bytes, write_atomic
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.seals import damaged, parse_json, seal_json, unseal_json
@@ -49,14 +49,14 @@ def label_counts_of(history: History) -> dict[str, Any] | None:
     return (read_label_counts(history.folder) if history.folder else None) or _from_records(history.records)
 
 
-def read_label_counts(folder: Path) -> dict[str, Any] | None:
+def read_label_counts(folder: Path, experiment: ExperimentFile | None = None) -> dict[str, Any] | None:
     """Return the label counts in a run folder, or None; raise if they are damaged or of another run.
 
     In a run of format 1, damaged label counts count as missing.
     """
     if not is_there(file := folder / SPLIT):
         return None
-    run = read_experiment_file(folder).run
+    run = (experiment or read_experiment_file(folder)).run
     try:
         data = read_bytes(file)
         table = (

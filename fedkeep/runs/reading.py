@@ -54,12 +54,12 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
-def read_instruments(run_dir: str | Path) -> list[dict[str, Any]]:
+def read_instruments(run_dir: str | Path, experiment: ExperimentFile | None = None) -> list[dict[str, Any]]:
     """Return the results that `Every` wrote into a run folder; an empty list if there are none."""
     path = Path(run_dir) / INSTRUMENTS
     if not is_there(path):
         return []
-    run, data = read_experiment_file(Path(run_dir)).run, read_bytes(path)
+    run, data = (experiment or read_experiment_file(Path(run_dir))).run, read_bytes(path)
     if run is not None:
         return unseal_lines(path, data, run)
     lines = enumerate(data.splitlines(), start=1)
@@ -104,8 +104,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     ended = _read_ended(path, experiment.run)
     history = History(about["method"]["name"], _settings(about), about=about, folder=path)
     header = _read_checkpoint(history, experiment, weights)
-    read_label_counts(path)
-    read_instruments(path)
+    read_label_counts(path, experiment)
+    read_instruments(path, experiment)
     lines = read_lines(path / ROUNDS, experiment)  # after the checkpoint: a running process writes it last
     if header is not None:
         require_lines(lines, header, experiment)

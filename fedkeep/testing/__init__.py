@@ -7,7 +7,8 @@ method of your own and raises a `MethodError` at the first one that fails; its `
 >>> check_method(FedNTD(), only=["stacked_equals_loop", "hyperparameters_change_the_weights"])
 """
 
-from fedkeep.testing.checks import CHECKS, check_method
+from fedkeep.testing.checks import check_method
 from fedkeep.testing.problem import Problem, difference, small_problem
+from fedkeep.testing.registry import CHECKS
 
 __all__ = ["CHECKS", "Problem", "check_method", "difference", "small_problem"]

@@ -6,8 +6,7 @@ import copy
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedkeep import tree
 from fedkeep._util.validate import require_choice
 from fedkeep.bounds import broken_bound
 from fedkeep.data.augment import Augment
+from fedkeep.engine import robust
 from fedkeep.engine.loop import Loop
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.upload_form import upload_form
@@ -26,13 +26,11 @@ from fedkeep.method import HOOKS, Cohort, FedAvg, Visit
 from fedkeep.runs.folder import RunFolder
 from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
-from fedkeep.testing.uploads import received_uploads, structure, upload_names
+from fedkeep.testing.registry import CHECKS, Expect, check
+from fedkeep.testing.uploads import received_uploads, upload_names
 from fedkeep.tree import Tree
 
-TOLERANCE = 1e-12  # largest relative difference between engines, in float64
 CHANGED = 1e-6  # smallest relative difference that counts as another result
-
-CHECKS: dict[str, Callable[[FedAvg, Problem], None]] = {}
 
 
 def check_method(method: FedAvg, only: Iterable[str] | None = None) -> None:
@@ -45,49 +43,10 @@ def check_method(method: FedAvg, only: Iterable[str] | None = None) -> None:
         CHECKS[name](method, problem)
 
 
-@dataclass(frozen=True)
-class Expect:
-    """What a check expects of a method; raises `MethodError` where it does not hold."""
-
-    method: FedAvg
-    check: str
-
-    def true(self, condition: bool, otherwise: str) -> None:
-        """Raise unless the condition holds; `otherwise` says what is wrong."""
-        if not condition:
-            raise MethodError(f"{self.method.name} fails the check {self.check}: {otherwise}", key=self.check)
-
-    def same(self, a: Tree, b: Tree, otherwise: str, tolerance: float = TOLERANCE) -> None:
-        """Raise unless two trees are equal up to a relative tolerance."""
-        gap = difference(a, b)
-        self.true(gap <= tolerance, f"{otherwise} (relative difference {gap:.2g})")
-
-
-def _check(function: Callable[..., None], name: str = "") -> Callable[..., None]:
-    """Add a check to `CHECKS`."""
-    name = name or function.__name__.removeprefix("_")
-
-    def run(method: FedAvg, problem: Problem) -> None:
-        expect = Expect(method, name)
-        try:
-            function(method, problem, expect)
-        except MethodError as error:
-            expect.true(error.key == name, str(error))
-            raise
-        except Exception as error:  # such as torch's, where a hook cannot be stacked
-            message = (str(error).splitlines() or [""])[0]
-            raise MethodError(
-                f"{method.name} fails the check {name}: {type(error).__name__}: {message}", key=name
-            ) from error
-
-    CHECKS[name] = run
-    return function
-
-
 # Causes first: the checks below see their effects
 
 
-@_check
+@check
 def _hyperparameters_reject_nonsense(method: FedAvg, problem: Problem, expect: Expect) -> None:
     for field, h in method.hyperparameters().items():
         signed = h.choices is None and h.low is None and h.above is None
@@ -100,7 +59,7 @@ def _hyperparameters_reject_nonsense(method: FedAvg, problem: Problem, expect: E
                 expect.true(False, f"{field} = {nonsense!r} is accepted")
 
 
-@_check
+@check
 def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method)
     for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
@@ -120,25 +79,22 @@ def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) 
         expect.true(not changed, f"{hook} wrote into its arguments ({', '.join(changed)})")
 
 
-@_check
+@check
 def _trees_keep_their_shapes(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method, participation=1.0)
 
-    def shapes() -> list[Any]:
-        trees = {"server": sim.server, "shared": method.broadcast(sim.server)}
-        return [(path, leaf.shape, leaf.dtype) for path, leaf in tree.items(trees)]
+    def shapes() -> Any:
+        return tree.spec({"server": sim.server, "shared": method.broadcast(sim.server)})
 
     before, state = shapes(), method.init_client(sim.task, sim.params)
     sim.step(), sim.step()
     expect.true(shapes() == before, "the server's tree or broadcast changed names, shapes or dtypes")
     for k in sim.state.clients:
-        same = [(p, t.shape, t.dtype) for p, t in tree.items(state)] == [
-            (p, t.shape, t.dtype) for p, t in tree.items(sim.state.clients[k])
-        ]
+        same = tree.spec(state) == tree.spec(sim.state.clients[k])
         expect.true(same, "a client's state changed names, shapes or dtypes")
 
 
-@_check
+@check
 def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method)
     without, padded = (one_step(sim, pad) for pad in (0, 3))
@@ -173,10 +129,10 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "stacked_equals_loop_in_chunks": {"participation": 1.0, "at_once": 2},
 }
 for _name, _changes in _VARIANTS.items():
-    _check(functools.partial(_stacked_equals_loop, **_changes), _name)
+    check(functools.partial(_stacked_equals_loop, **_changes), _name)
 
 
-@_check
+@check
 def _finished_clients_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     changes: dict[str, Any] = {"participation": 1.0, "clip_norm": 1.0}
     loop, stacked = (problem.simulation(method, engine=engine, **changes) for engine in ("loop", "stacked"))
@@ -186,7 +142,7 @@ def _finished_clients_stay_unchanged(method: FedAvg, problem: Problem, expect: E
     expect.same(loop.server, stacked.server, "a finished client's weights changed")
 
 
-@_check
+@check
 def _bytes_change_nothing(method: FedAvg, problem: Problem, expect: Expect) -> None:
     direct, sent = problem.run(method), problem.run(method, wire=True)
     expect.same(direct.server, sent.server, "messages sent as bytes give another result", tolerance=0)
@@ -195,13 +151,13 @@ def _bytes_change_nothing(method: FedAvg, problem: Problem, expect: Expect) -> N
         expect.same(direct.state.clients[k], sent.state.clients[k], what, tolerance=0)
 
 
-@_check
+@check
 def _runs_are_reproducible(method: FedAvg, problem: Problem, expect: Expect) -> None:
     first, second = problem.run(method), problem.run(method)
     expect.same(first.server, second.server, "a second run differs", tolerance=0)
 
 
-@_check
+@check
 def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method, participation=1.0)
     shared = method.broadcast(sim.server)
@@ -214,7 +170,7 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
         expect.same(results[0], results[1], "another order of the clients gives another result")
 
 
-@_check
+@check
 def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     """With equal n, every client's averaged entries can be replaced by their mean."""
     sim = problem.run(method, participation=1.0, rounds=1)
@@ -222,11 +178,11 @@ def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Exp
     uploads = sim.engine.train(method.broadcast(sim.server), jobs, 0.1).upload
     unknown = [entry for entry in method.averaged if entry not in uploads or entry == "n"]
     expect.true(not unknown, f"`averaged` names {', '.join(unknown)}, which is no entry of the upload or its weight")
-    if "n" in uploads:
-        uploads = {**uploads, "n": torch.ones_like(uploads["n"])}
-    means = {entry: tree.map(lambda t: t.mean(0).expand_as(t), uploads[entry]) for entry in method.averaged}
+    uploads = robust.with_equal_n(uploads)
+    means = {entry: tree.map(lambda t: t.mean(0), uploads[entry]) for entry in method.averaged}
     cohort = Cohort(tuple(job.id for job in jobs), 2, 0)
-    results = [method.aggregate(sim.task, sim.server, each, cohort) for each in (uploads, {**uploads, **means})]
+    averaged = robust.with_mean(uploads, means, len(jobs))
+    results = [method.aggregate(sim.task, sim.server, each, cohort) for each in (uploads, averaged)]
     what = "aggregate uses more of the entries in `averaged` than their mean"
     expect.same(results[0], results[1], what, tolerance=1e-10)
 
@@ -234,7 +190,7 @@ def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Exp
 # Hyperparameters
 
 
-@_check
+@check
 def _fedavg_value_gives_fedavg(method: FedAvg, problem: Problem, expect: Expect) -> None:
     values = {f: h.fedavg_at for f, h in method.hyperparameters().items() if h.fedavg_at is not None}
     reference = problem.run(FedAvg()).params if values else {}
@@ -244,7 +200,7 @@ def _fedavg_value_gives_fedavg(method: FedAvg, problem: Problem, expect: Expect)
         expect.same(reference, params, what)
 
 
-@_check
+@check
 def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect: Expect) -> None:
     for field, h in method.hyperparameters().items():
         expect.true(h.test_value is not None, f"{field} declares no test_value")
@@ -254,7 +210,7 @@ def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect
         expect.true(changed, f"{field} = {h.test_value!r} changes nothing: is it used?")
 
 
-@_check
+@check
 def _default_differs_from_fedavg(method: FedAvg, problem: Problem, expect: Expect) -> None:
     trains = [hook for hook in (*HOOKS, *method.passes) if hook not in ("personal_params", "init_client")]
     if any(method.uses(hook) for hook in trains if hasattr(FedAvg, hook)):
@@ -265,7 +221,7 @@ def _default_differs_from_fedavg(method: FedAvg, problem: Problem, expect: Expec
 # Purity and structure
 
 
-@_check
+@check
 def _client_states_are_separate(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.run(method, participation=1.0, rounds=2)
     states = sim.state.clients
@@ -279,7 +235,7 @@ def _client_states_are_separate(method: FedAvg, problem: Problem, expect: Expect
     expect.true(distinct, "two clients have the same state")
 
 
-@_check
+@check
 def _checkpoints_hold_all_state(method: FedAvg, problem: Problem, expect: Expect) -> None:
     """Two rounds, through files into new objects, one more round: bit for bit the uninterrupted run."""
     whole = problem.run(method)
@@ -296,7 +252,7 @@ def _checkpoints_hold_all_state(method: FedAvg, problem: Problem, expect: Expect
                 expect.same(a[k], b[k], f"the state of client {k} is another in a resumed run", tolerance=0)
 
 
-@_check
+@check
 def _uploads_are_the_clients_own(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method)
     upload = tree.take(sim.engine.train(method.broadcast(sim.server), [sim.job(5, 1)], 0.1).upload, 0)
@@ -307,7 +263,7 @@ def _uploads_are_the_clients_own(method: FedAvg, problem: Problem, expect: Expec
         expect.true(own, "`n` is not the client's number of examples")
 
 
-@_check
+@check
 def _honest_uploads_keep_their_bounds(method: FedAvg, problem: Problem, expect: Expect) -> None:
     names = upload_names(type(method)(), problem) | upload_names(method, problem)
     unknown = method.bounds.keys() - FedAvg.bounds.keys() - names
@@ -317,11 +273,11 @@ def _honest_uploads_keep_their_bounds(method: FedAvg, problem: Problem, expect: 
             broken = broken_bound(method.bounds, received)
             what = f"{broken[0]} {broken[1].reason}" if broken else ""
             expect.true(broken is None, f"an honest upload breaks a bound: {what}")
-            form = structure(upload_form(method, sim.task, received.server))
-            expect.true(form == structure(received.upload), "the form of its upload depends on the data")
+            form = tree.spec(upload_form(method, sim.task, received.server))
+            expect.true(form == tree.spec(received.upload), "the form of its upload depends on the data")
 
 
-@_check
+@check
 def _teachers_are_in_evaluation_mode(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = dataclasses.replace(problem, model=WithDropout()).simulation(method)
     sim.step()
@@ -337,7 +293,7 @@ def _teachers_are_in_evaluation_mode(method: FedAvg, problem: Problem, expect: E
     expect.same(results[0], results[1], what, tolerance=0)
 
 
-@_check
+@check
 def _hard_clients_are_trained(method: FedAvg, problem: Problem, expect: Expect) -> None:
     """One-class clients, a class nobody has, a single client, a client without examples."""
     y = problem.data.y_train.numpy()
@@ -351,7 +307,7 @@ def _hard_clients_are_trained(method: FedAvg, problem: Problem, expect: Expect) 
         expect.true(learned, "the weights did not change")
 
 
-@_check
+@check
 def _personal_params_are_usable(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.run(method)
     visited = next(iter(sorted(sim.state.clients)), 0)

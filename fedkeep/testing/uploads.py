@@ -10,7 +10,6 @@ from fedkeep.bounds import Received
 from fedkeep.engine.simulation import Simulation
 from fedkeep.method import FedAvg
 from fedkeep.testing.problem import Problem
-from fedkeep.tree import Tree
 
 
 def received_uploads(method: FedAvg, problem: Problem, **changes: Any) -> Iterator[tuple[Simulation, Received]]:
@@ -39,8 +38,3 @@ def received_uploads(method: FedAvg, problem: Problem, **changes: Any) -> Iterat
 def upload_names(method: FedAvg, problem: Problem) -> set[str]:
     """Return the names of the entries that a client uploads."""
     return set(next(received_uploads(method, problem))[1].upload)
-
-
-def structure(value: Tree) -> list[Any]:
-    """Return path, shape and dtype of every leaf."""
-    return [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.items(value)]

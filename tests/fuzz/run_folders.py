@@ -181,18 +181,18 @@ def _header_byte(file: Path, path: Path, other: Path, rng: random.Random) -> Non
 
 
 def _digit(file: Path, path: Path, other: Path, rng: random.Random) -> None:
-    data = bytearray(file.read_bytes())
-    places = [k for k, byte in enumerate(data) if 48 <= byte <= 57]
-    if places:
-        data[rng.choice(places)] = rng.choice(b"0123456789")
-    file.write_bytes(data)
+    _replace_one_of(b"0123456789", file, rng)
 
 
 def _letter(file: Path, path: Path, other: Path, rng: random.Random) -> None:
+    _replace_one_of(b"abcdefghijklmnopqrstuvwxyz", file, rng)
+
+
+def _replace_one_of(alphabet: bytes, file: Path, rng: random.Random) -> None:
     data = bytearray(file.read_bytes())
-    places = [k for k, byte in enumerate(data) if 97 <= byte <= 122]
+    places = [k for k, byte in enumerate(data) if byte in alphabet]
     if places:
-        data[rng.choice(places)] = rng.choice(b"abcdefghijklmnopqrstuvwxyz")
+        data[rng.choice(places)] = rng.choice(alphabet)
     file.write_bytes(data)
 
 

@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 from scipy import stats
 from support.errors import raises
+from support.runs import group_runs
 from support.synthetic import records, wave, write_run
 
 from fedkeep.analysis import compare, significance
 from fedkeep.analysis.compare import comparison_as_data, comparison_as_markdown
 from fedkeep.analysis.groups import Group, Run, rounds_to
-from fedkeep.analysis.run_set import group_runs
 from fedkeep.analysis.sentences import sentences
 from fedkeep.cli import tables
 from fedkeep.errors import FedkeepError

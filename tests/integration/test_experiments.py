@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cli import fedkeep
 from support.errors import raises
+from support.runs import group_runs
 
 import fedkeep as fk
-from fedkeep.analysis.run_set import group_runs
 from fedkeep.cli import heatmap
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiments.experiment import Experiment

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from support.cli import fedkeep
 from support.errors import raises
+from support.runs import group_runs
 from support.synthetic import records, wave, write_run
 
 import fedkeep as fk
 from fedkeep import forgetting as fg
 from fedkeep.analysis import export
 from fedkeep.analysis.export import COLUMNS, long_table, wide_table
-from fedkeep.analysis.run_set import group_runs
 from fedkeep.cli.app import main
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment

@@ -16,10 +16,17 @@ import torch
 from support import synthetic
 from support.errors import raises
 from support.problems import same
-from support.runs import assert_same_run, files_of, interrupt_small, read_newest, run_small, small_experiment
+from support.runs import (
+    assert_same_run,
+    files_of,
+    group_runs,
+    interrupt_small,
+    read_newest,
+    run_small,
+    small_experiment,
+)
 
 import fedkeep as fk
-from fedkeep.analysis.run_set import group_runs
 from fedkeep.engine import provenance
 from fedkeep.errors import ForeignFile, RunError
 from fedkeep.experiments.experiment import Experiment

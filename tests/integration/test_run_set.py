@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from support.errors import raises
+from support.runs import group_runs
 from support.synthetic import records, wave, write_pair, write_run
 from torch import nn
 
 import fedkeep as fk
 from fedkeep.analysis.compare import rank_groups
 from fedkeep.analysis.export import long_table, wide_table
-from fedkeep.analysis.run_set import group_runs, read_runs
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.cli import app
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment

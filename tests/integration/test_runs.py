@@ -9,11 +9,10 @@ import pytest
 import torch
 from support.errors import raises
 from support.problems import Problem, same
-from support.runs import SMALL, assert_same_run, expect_locked, interrupt_small, run_small, small_experiment
+from support.runs import SMALL, assert_same_run, expect_locked, group_runs, interrupt_small, run_small, small_experiment
 
 import fedkeep as fk
 from fedkeep import tree
-from fedkeep.analysis import run_set
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run as run_experiment
@@ -114,7 +113,7 @@ def test_a_diverged_run_is_marked_until_it_is_resumed(tmp_path: Path) -> None:
     run()
     message = fk.load_run(tmp_path / "a").diverged
     assert "round 2" in message
-    [group] = run_set.group_runs([tmp_path / "a"])
+    [group] = group_runs([tmp_path / "a"])
     assert (group.status, group.last_round) == ("diverged", 1)
     assert not group.finished
     (tmp_path / "a" / "diverged.txt").write_text("an old message")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 
 import fedkeep as fk
 from fedkeep import tree
+from fedkeep.analysis.groups import Group
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import RunError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run
@@ -151,3 +154,8 @@ def expect_locked(path: str) -> None:
     except RunError as error:
         sys.exit(0 if (error.key, error.value) == ("run_dir", path) else 3)
     sys.exit(4)
+
+
+def group_runs(paths: Iterable[str | Path]) -> list[Group]:
+    """Read run folders and return the groups of all their problems."""
+    return read_runs(paths).groups
