@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,18 @@ class Public:
     y: Tensor
     x_val: Any
     y_val: Tensor
+
+
+class Accelerator:
+    """What a runtime adds to make work on its device shorter, without changing results. This one adds nothing."""
+
+    def layers(self) -> AbstractContextManager[Any]:
+        """Return a context in which a model's layers may be computed by other kernels."""
+        return nullcontext()
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that repeats a step, which reads and writes the same tensors in place at every call."""
+        return step
 
 
 class Task:
@@ -65,6 +78,7 @@ class Task:
                 "the model has no parameter that requires a gradient, so there is nothing to train", key="model"
             )
         self.has_features = hasattr(model, "features") and hasattr(model, "head")
+        self.accelerator = Accelerator()  # a runtime on a GPU sets its own
         self._maps_examples = True  # until vmap over examples has failed
 
     @property
@@ -139,7 +153,8 @@ class Task:
     def _call(self, train: bool, params: Tree, use: Callable[[nn.Module], Any]) -> Any:
         # no cache of cast weights: inside a CUDA graph it would outlive its memory
         wanted = self.autocast is not None
-        with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
+        precision = torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False)
+        with precision, self.accelerator.layers():
             return (self._call_train if train else self._call_eval)(params, use)
 
 
