@@ -17,6 +17,7 @@ from fedkeep._util.version import __version__
 
 if TYPE_CHECKING:
     from fedkeep import data, errors, forgetting, instruments, losses, methods, models, optim, tree
+    from fedkeep.engine.profile import Profile
     from fedkeep.engine.settings import Settings
     from fedkeep.engine.simulate import simulate
     from fedkeep.engine.simulation import Simulation
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "History",
+    "Profile",
     "Settings",
     "Simulation",
     "TensorBoard",
@@ -50,6 +52,7 @@ __all__ = [
 # Imported at first use: the command line must be able to handle a signal before torch is imported.
 _MODULE_OF = {
     "History": "runs.history",
+    "Profile": "engine.profile",
     "Settings": "engine.settings",
     "Simulation": "engine.simulation",
     "TensorBoard": "runs.tensorboard",

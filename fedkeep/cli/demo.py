@@ -6,7 +6,7 @@ import io
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,9 @@ from fedkeep.cli import options
 from fedkeep.cli.options import AsJson
 from fedkeep.cli.signals import hint
 from fedkeep.errors import RunFailed
-from fedkeep.runs.history import History
+
+if TYPE_CHECKING:
+    from fedkeep.runs.history import History
 
 
 def demo(

@@ -14,7 +14,6 @@ from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
 from fedkeep.cli.options import AsJson, Runs
 from fedkeep.errors import RunError
-from fedkeep.runs.reading import find_runs
 
 
 def export(
@@ -36,6 +35,7 @@ def export(
     Example: fedkeep export runs/ -o figures.csv
     """
     from fedkeep.analysis.export import COLUMNS, long_table, require_table_file, wide_table, write_csv, write_table
+    from fedkeep.runs.reading import find_runs
 
     if output is not None:
         require_table_file(output)

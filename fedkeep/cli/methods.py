@@ -15,10 +15,10 @@ from rich.text import Text
 
 from fedkeep._util.json import to_json
 from fedkeep.cli.options import AsJson
-from fedkeep.method import FedAvg
 
 if TYPE_CHECKING:
     from fedkeep.engine.footprint import Footprint
+    from fedkeep.method import FedAvg
 
 
 def methods(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -16,6 +16,26 @@ ExperimentArgs = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
 ]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")]
+
+
+def parse_jobs(text: str) -> int | Literal["auto"]:
+    """Return the number of runs at a time, or auto; the parser of an option."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a number of at least 1 nor auto.")
+    return int(text)
+
+
+JobsOption = Annotated[
+    Any,
+    typer.Option(
+        "--jobs",
+        metavar="N|auto",
+        parser=parse_jobs,
+        help="Number of runs at a time, each in its own process. auto: 1; 4 on a GPU shared by NVIDIA MPS.",
+    ),
+]
 
 
 def file_and_overrides(args: list[str] | None) -> tuple[Path | None, list[str]]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli import heatmap
 from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, require_writable
-from fedkeep.data.partition import summarize_label_counts
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def partition(
@@ -47,12 +47,17 @@ def partition(
 
 
 def _print_split(console: Console, counts: np.ndarray) -> None:
+    from fedkeep.cli import heatmap
+    from fedkeep.data.partition import summarize_label_counts
+
     console.print(heatmap.label_count_map(counts, console.width))
     console.print(summarize_label_counts(counts), highlight=False)
 
 
 def _save_svg(path: Path, counts: np.ndarray, title: str) -> None:
     """Save the picture as an SVG file, wide enough for at most 200 clients."""
+    from fedkeep.cli import heatmap
+
     console = Console(record=True, file=io.StringIO(), width=max(80, min(len(counts), 200) + heatmap.MARGIN))
     _print_split(console, counts)
     console.save_svg(str(path), title=title)

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from fedkeep._util.json import to_json
 from fedkeep.cli.options import AsJson, Runs, print_page_path, require_writable
-from fedkeep.runs.reading import require_folder
 
 
 def report(
@@ -25,6 +24,7 @@ def report(
     """
     from fedkeep.analysis.run_set import read_runs
     from fedkeep.reports.page import write
+    from fedkeep.runs.reading import require_folder
 
     for folder in folders:
         require_folder(folder)
@@ -58,6 +58,7 @@ def watch(
     Example: fedkeep watch runs/digits
     """
     from fedkeep.reports.watch import HOST, serve
+    from fedkeep.runs.reading import require_folder
 
     for folder in folders:
         require_folder(folder)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, name_and_overrides
+from fedkeep.cli.options import AsJson, JobsOption, name_and_overrides
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
@@ -28,7 +28,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Run one column on digits: about a minute on a CPU.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print existing results; run nothing.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/reproduce"),
-    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, one process each.")] = 1,
+    jobs: JobsOption = "auto",
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:

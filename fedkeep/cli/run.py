@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import closing
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,11 +15,14 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
 from fedkeep.cli.compare import show
-from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides
+from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, file_and_overrides
 from fedkeep.cli.signals import hint
-from fedkeep.engine.simulation import Callback
 from fedkeep.errors import FedkeepError
-from fedkeep.runs.history import History
+
+if TYPE_CHECKING:
+    from fedkeep.engine.profile import Profile
+    from fedkeep.engine.simulation import Callback
+    from fedkeep.runs.history import History
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class ExtraCallbacks:
     tensorboard: bool = False
     instruments: tuple[str, ...] = ()
     every: int = 10
+    profile: Profile | None = None  # of a single run, in this process
 
     def __call__(self) -> list[Callback]:
         """Return new callbacks for one run."""
@@ -35,7 +40,9 @@ class ExtraCallbacks:
         from fedkeep.runs.tensorboard import TensorBoard
 
         callbacks: list[Callback] = [Every(self.every, self.instruments)] if self.instruments else []
-        return [*callbacks, TensorBoard()] if self.tensorboard else callbacks
+        if self.tensorboard:
+            callbacks.append(TensorBoard())
+        return callbacks if self.profile is None else [*callbacks, self.profile]
 
 
 def run(
@@ -43,7 +50,7 @@ def run(
     sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: one run per value. May be repeated.")] = None,
     runs: Annotated[Path, typer.Option(help="Where to create the run folders.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run folder (with a sweep: its prefix).")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at a time, each in its own process.")] = 1,
+    jobs: JobsOption = "auto",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard event files (extra tensorboard).")
     ] = False,
@@ -51,6 +58,9 @@ def run(
         str, typer.Option(help="Also run these studies, separated by commas (see fedkeep analyse).")
     ] = "",
     every: Annotated[int, typer.Option(min=1, help="Run the studies of --instruments every N rounds.")] = 10,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Profile a few rounds: print where the time goes, write a trace.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment or a sweep, one folder per run. Unfinished runs are resumed.
@@ -61,12 +71,14 @@ def run(
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
     from fedkeep.cli.progress import ProgressBar
+    from fedkeep.engine.profile import Profile
     from fedkeep.experiments.experiment import Experiment, read
     from fedkeep.experiments.overrides import expand_sweep, override
     from fedkeep.experiments.sweep import folder_name, run_all
     from fedkeep.instruments.study import parse_study_names
 
-    make_callbacks = ExtraCallbacks(tensorboard, tuple(parse_study_names(instruments)) if instruments else (), every)
+    studies = tuple(parse_study_names(instruments)) if instruments else ()
+    make_callbacks = ExtraCallbacks(tensorboard, studies, every, Profile() if profile else None)
     make_callbacks()  # a missing package is reported now, not after the first round
     file, overrides = file_and_overrides(args)
     if file is None and not overrides:
@@ -80,8 +92,11 @@ def run(
         if label in todo:
             raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
         todo[label] = Experiment.from_dict(override(tables, every_override))
+    if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
+        raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}
     with (
+        _showing(make_callbacks.profile, as_json),
         hint(f"repeat the command to resume, or use fedkeep resume {_any_of(runs, todo)}"),
         ProgressBar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress,
         closing(run_all(todo, runs, jobs, progress, make_callbacks)) as outcomes,
@@ -91,6 +106,8 @@ def run(
                 histories[label] = outcome
     if histories:
         _show_runs(histories, as_json, runs)
+    if make_callbacks.profile is not None:
+        _show_profile(make_callbacks.profile, as_json, finished_before=runs / next(iter(todo)) if histories else None)
     if len(histories) < len(todo):
         raise typer.Exit(1)
 
@@ -118,6 +135,25 @@ def resume(
         history = resume_from_file(folder, (progress,), from_round)
         progress.finish_run(folder.name, history)
     _show_runs({folder.name: history}, as_json, folder.parent)
+
+
+@contextmanager
+def _showing(profile: Profile | None, as_json: bool) -> Iterator[None]:
+    """If the command is interrupted, print what was profiled until then."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if profile is not None and profile.summary is not None:
+            _show_profile(profile, as_json)
+        raise
+
+
+def _show_profile(profile: Profile, as_json: bool, finished_before: Path | None = None) -> None:
+    """Print a profile; `finished_before` is the folder of the run if no failure ended it."""
+    text = str(profile)
+    if profile.n_seen == 0 and finished_before is not None:
+        text = f"Nothing was profiled: {printable(finished_before)} was already finished. Use another --name."
+    print(f"\n{text}", file=sys.stderr if as_json else sys.stdout)
 
 
 def _any_of(runs: Path, labels: Collection[str]) -> str:

@@ -39,6 +39,10 @@ class Partition:
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[k] for k in range(len(self)))
 
+    def size(self, k: int) -> int:
+        """Return the number of examples of one client."""
+        return int(self.offsets[k + 1] - self.offsets[k])
+
     @property
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, [N]."""

@@ -14,6 +14,7 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.failure import as_failure, remove_traceback
+from fedkeep.experiments.jobs import Jobs, resolve_jobs
 from fedkeep.experiments.run import run
 from fedkeep.experiments.workers import MakeCallbacks, run_in_processes
 from fedkeep.runs.history import History, Record
@@ -49,23 +50,19 @@ def folder_name(base: Any, overrides: Sequence[str]) -> str:
 def run_all(
     experiments: Mapping[str, Experiment],
     folder: Path,
-    jobs: int,
+    jobs: Jobs,
     progress: Progress,
     make_callbacks: MakeCallbacks = list,
 ) -> Generator[tuple[str, Outcome]]:
     """Run experiments, each in the folder of its name, and yield each result. A failed run does not stop the others.
 
+    `jobs` of them run at a time, each in its own process.
     Whatever a run raises is its own failure. With several jobs, so is the death of its process. Close the generator if
     it is not used up: then the processes end.
     """
-    if jobs > 1 and current_ranks().size > 1:
-        raise FedkeepError(
-            "several runs at a time (--jobs) and several processes per run (torchrun) cannot be combined",
-            key="jobs",
-            value=jobs,
-        )
-    outcomes = _one_by_one if jobs == 1 else _in_processes
-    with closing(outcomes(experiments, folder, jobs, progress, make_callbacks)) as results:
+    number = resolve_jobs(jobs, experiments.values())
+    outcomes = _one_by_one if number == 1 else _in_processes
+    with closing(outcomes(experiments, folder, number, progress, make_callbacks)) as results:
         for label, outcome in results:
             if isinstance(outcome, FedkeepError):
                 progress.fail_run(label, outcome, experiments[label].train.rounds)

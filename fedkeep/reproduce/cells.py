@@ -11,6 +11,7 @@ from fedkeep.data.sources import named
 from fedkeep.engine import distributed
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.jobs import Jobs
 from fedkeep.experiments.run import existing_run
 from fedkeep.experiments.sweep import Progress, folder_name, run_all
 from fedkeep.reproduce.spec import Table
@@ -134,7 +135,7 @@ class Job:
             cells.unfinished[cell.seed] = f"{history.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
         return history.finished or history.diverged is not None
 
-    def run(self, results: Results, todo: Iterable[Cell], jobs: int, progress: Progress) -> None:
+    def run(self, results: Results, todo: Iterable[Cell], jobs: Jobs, progress: Progress) -> None:
         """Run cells and add them to the results. A failed run does not stop the others."""
         by_label = {cell.label: cell for cell in todo}
         experiments = {label: cell.experiment for label, cell in by_label.items()}

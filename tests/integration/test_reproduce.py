@@ -22,7 +22,7 @@ from fedkeep.cli.app import app
 from fedkeep.cli.paper_tables import row_cells
 from fedkeep.data import partition
 from fedkeep.errors import ConfigError, FedkeepError
-from fedkeep.experiments import sweep
+from fedkeep.experiments import jobs
 from fedkeep.reproduce import against_paper, spec
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.measures import MEASURES, NEVER
@@ -466,7 +466,7 @@ def test_an_unreadable_run_fails_alone(tmp_path: Path) -> None:
 def test_several_processes_per_run_and_several_jobs_exclude_each_other(tmp_path: Path, monkeypatch) -> None:
     job = Job(small(tmp_path), ["two"], ["fedavg"], 1, tmp_path)
     results, todo = job.load_existing()
-    monkeypatch.setattr(sweep, "current_ranks", lambda: SimpleNamespace(size=2))
+    monkeypatch.setattr(jobs, "current_ranks", lambda: SimpleNamespace(size=2))
     with raises(FedkeepError, key="jobs", value=2):
         job.run(results, todo, 2, Silent())
 

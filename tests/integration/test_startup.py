@@ -1,0 +1,85 @@
+"""What a start of the command line imports: help, errors and completion need neither torch nor numpy nor pydantic."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import typer.main
+
+from fedkeep.cli.app import app
+
+LARGE = ("torch", "numpy", "pydantic", "scipy", "sklearn", "fedkeep.engine", "fedkeep.runs", "fedkeep.data")
+# runs the command line and prints, after everything else, which modules were imported
+PROBE = """
+import json, sys
+from fedkeep.cli import main
+sys.argv = ["fedkeep", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print()
+    print(json.dumps(sorted(sys.modules)))
+"""
+COMMANDS = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def output_and_imports(*args: str, **environment: str) -> tuple[str, set[str]]:
+    """Run `fedkeep ARGS`; return what it printed and the modules that it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | environment,
+    )
+    *shown, modules = done.stdout.splitlines()
+    return "\n".join(shown) + done.stderr, set(json.loads(modules))
+
+
+def assert_small(modules: set[str]) -> None:
+    assert "fedkeep.cli.app" in modules
+    assert modules.isdisjoint(LARGE), sorted(modules.intersection(LARGE))
+
+
+def test_the_help_text_needs_nothing_large() -> None:
+    shown, modules = output_and_imports("--help")
+    assert all(name in shown for name in COMMANDS)
+    assert_small(modules)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_text_of_a_command_needs_nothing_large(command: str) -> None:
+    shown, modules = output_and_imports(command, "--help")
+    assert f"Usage: fedkeep {command}" in shown
+    assert_small(modules)
+
+
+def test_a_misspelt_command_needs_nothing_large() -> None:
+    shown, modules = output_and_imports("rnu")
+    assert "No such command 'rnu'" in shown
+    assert_small(modules)
+
+
+def test_completion_needs_nothing_large() -> None:
+    shown, modules = output_and_imports(
+        _FEDKEEP_COMPLETE="complete_bash", COMP_WORDS="fedkeep re", COMP_CWORD="1"
+    )  # as the shell asks
+    assert all(name in shown for name in ("resume", "report", "reproduce"))
+    assert "compare" not in shown
+    assert_small(modules)
+
+
+def test_the_probe_notices_large_imports() -> None:
+    _, modules = output_and_imports("methods", "fedavg")
+    assert {"torch", "numpy", "fedkeep.engine"} <= modules
+
+
+def test_the_package_is_imported_without_torch() -> None:
+    code = "import sys, fedkeep; assert not {'torch', 'numpy'} & set(sys.modules); fedkeep.simulate; import torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
