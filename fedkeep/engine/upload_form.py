@@ -20,6 +20,7 @@ class _TaskWithoutModel(Task):
     def __init__(self, task: Task) -> None:
         self.__dict__.update(task.__dict__)
         self.public = None
+        self._layers = {}
 
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
         """Return logits of 0 that depend on every weight."""

@@ -35,8 +35,6 @@ from fedkeep.method import (
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
-_AT_ONCE = 10  # gradients of single examples in memory at a time: each is as large as the model
-
 
 @dataclass(frozen=True)
 class FedCurv(FedAvg):
@@ -82,11 +80,7 @@ class FedCurv(FedAvg):
             size = counted.sum()
             gradient = torch.func.grad(lambda w: (counted * _losses(task, w, x, y)).sum() / size.clamp(min=1))(params)
             return {"squares": tree.map(torch.square, gradient), "count": size.clamp(max=1)}
-        squares = tree.zeros_like(params)
-        for at in torch.split(torch.arange(len(y), device=y.device), _AT_ONCE):
-            each = task.example_gradients(params, tree.take(x, at), y[at])
-            squares = tree.map(lambda t, g, c=counted[at]: t + torch.tensordot(c, g**2, dims=1), squares, each)
-        return {"squares": squares, "count": counted.sum()}
+        return {"squares": task.squared_gradients(params, x, y, counted), "count": counted.sum()}
 
     def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Upload the changes of u = F and v = F w, and keep both."""
