@@ -56,7 +56,8 @@ class SGD:
         if self.momentum:
             grads = tree.map(lambda v, g: self.momentum * v + g, state["buffer"], grads)
             state = {"buffer": grads}
-        return tree.map(lambda w, g: w - lr * g, params, grads), state
+        # on a CPU, torch rounds a tensor lr to bfloat16 if it is the first factor
+        return tree.map(lambda w, g: w - g * lr, params, grads), state
 
     def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         """Write w - lr * v over w, and v over the buffer."""

@@ -7,8 +7,10 @@ Torch's own random state stays unchanged.
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
+import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +25,10 @@ from fedkeep.optim import Optimizer
 from fedkeep.task import Public, Task
 from fedkeep.tree import Tree
 
+log = logging.getLogger("fedkeep")
+
 MIN_DELTA = 1e-4  # a smaller improvement does not count: ties must not flip between runtimes
+_STEPS_PER_POLL = 16  # at least, where the device waits during a poll; fewer steps are computed in vain after a stop
 
 
 def require_public(task: Task, method: str, validation: bool = False) -> Public:
@@ -56,9 +61,35 @@ def logits(task: Task, params: Tree, x: Any, chunk: int = 1024) -> Tensor:
 
 
 def ensemble(task: Task, stacked: Tree, x: Any) -> Tensor:
-    """Return the logits of each of K stacked models, [K, n, C]."""
+    """Return the logits of each of K stacked models, [K, n, C]; on a GPU all models at once, by `vmap`.
+
+    Models that `vmap` does not support, or that need too much memory at once, are computed one after another.
+    """
     K = len(tree.leaves(stacked)[0])
+    if task.device.type != "cpu":
+        try:
+            return _logits_of_all(task, stacked, x, _chunk(task, x, K))
+        except Exception as error:  # an error of the model itself is raised below
+            log.debug("the clients' models are computed one after another: %s", error)
     return torch.stack([logits(task, tree.take(stacked, k), x) for k in range(K)])
+
+
+def _logits_of_all(task: Task, stacked: Tree, x: Any, chunk: int) -> Tensor:
+    one = torch.vmap(task.apply, in_dims=(0, None))
+    with torch.no_grad():
+        parts = range(0, max(size(x), 1), chunk)
+        return torch.cat([one(stacked, tree.take(x, slice(start, start + chunk))) for start in parts], dim=1)
+
+
+def _chunk(task: Task, x: Any, models: int) -> int:
+    """Return how many examples K models compute at a time: together 8192, of at most 128 MiB.
+
+    >>> task = Task(torch.nn.Linear(2, 2), n_classes=2, n_clients=1)
+    >>> _chunk(task, torch.zeros(9, 3, 32, 32), models=10), _chunk(task, torch.zeros(9, 3, 224, 224), models=10)
+    (819, 22)
+    """
+    example = sum(t[0].numel() if len(t) else 1 for t in tree.leaves(x)) * task.dtype.itemsize
+    return max(1, min(8192, (1 << 27) // example) // models)
 
 
 def validation_loss(task: Task, params: Tree, public: Public) -> Tensor:
@@ -85,6 +116,21 @@ def batches(seed: int, n: int, batch_size: int) -> Iterator[list[np.ndarray]]:
         yield [order[start : start + batch_size] for start in range(0, n, batch_size)]
 
 
+@dataclass(frozen=True)
+class Options:
+    """How the server trains.
+
+    `lr(step)` is the learning rate of a step, counted from 0. Training ends after `steps` steps, or after `patience`
+    steps without an improvement by MIN_DELTA. The optimiser's state starts fresh.
+    """
+
+    optimizer: Optimizer
+    lr: Callable[[int], float]
+    batch_size: int
+    steps: int
+    patience: int
+
+
 def train(
     task: Task,
     params: Tree,
@@ -92,14 +138,12 @@ def train(
     check: Callable[[Tree], Tensor],
     n: int,
     seed: int,
-    *,
-    optimizer: Optimizer,
-    lr: Callable[[int], float],
-    batch_size: int,
-    steps: int,
-    patience: int,
+    options: Options,
 ) -> Tree:
     """Train on n examples with early stopping; return the weights of the best epoch.
+
+    The weights that `loss` and `check` receive change in place from step to step, and on a GPU both functions may be
+    replayed without being called: they must be pure functions of their arguments.
 
     Args:
         task: the task.
@@ -108,26 +152,15 @@ def train(
         check: a validation loss of the weights, computed after every epoch.
         n: the number of examples.
         seed: for the order of the examples, and for what a module draws.
-        optimizer: the optimiser; its state starts fresh.
-        lr: `lr(step)`, the learning rate of a step, counted from 0.
-        batch_size: examples in a batch.
-        steps: maximum number of steps.
-        patience: training stops after this many steps without an improvement of `check` by MIN_DELTA.
+        options: how to train.
     """
-    params, state, step = tree.detach(params), optimizer.init(params), 0
-    best, lowest, best_step = params, math.inf, 0
+    params = tree.detach(params)
+    if not (n and options.steps):
+        return params
+    training = _Training(task, params, loss, check, n, options)
     with seeded(seed, task.device):
-        for epoch in batches(seed, n, batch_size):
-            for at in epoch[: steps - step]:
-                params, state = _step(task, params, state, loss, torch.from_numpy(at), optimizer, lr(step))
-                step += 1
-            with torch.no_grad():
-                value = float(check(params)) if step else math.inf
-            if best_step == 0 or value < lowest - MIN_DELTA:
-                best, lowest, best_step = params, value, step
-            if step >= steps or step - best_step >= patience:
-                return best
-    raise AssertionError("batches never end")
+        training.run(seed)
+    return cast(Tree, training.best["params"])
 
 
 def train_labelled(
@@ -148,33 +181,110 @@ def train_labelled(
     n = size(public.x)
     per_epoch = -(-n // batch_size)
     rate = task.lr(cohort.round)
-    return train(
-        task,
-        params,
-        loss,
-        lambda w: validation_loss(task, w, public),
-        n,
-        cohort.seed,
-        optimizer=cast(Optimizer, dataclasses.replace(cast(Any, task.optimizer), weight_decay=0.0)),
-        lr=lambda step: rate,
-        batch_size=batch_size,
-        steps=epochs * per_epoch,
-        patience=patience * per_epoch,
-    )
+    optimizer = cast(Optimizer, dataclasses.replace(cast(Any, task.optimizer), weight_decay=0.0))
+    options = Options(optimizer, lambda step: rate, batch_size, epochs * per_epoch, patience * per_epoch)
+    return train(task, params, loss, lambda w: validation_loss(task, w, public), n, cohort.seed, options)
 
 
-def _step(
-    task: Task,
-    params: Tree,
-    state: Tree,
-    loss: Callable[[Tree, Tensor], Tensor],
-    at: Tensor,
-    optimizer: Optimizer,
-    lr: float,
-) -> tuple[Tree, Tree]:
-    with torch.enable_grad():
-        params = tree.map(lambda w: w.detach().requires_grad_(), params)
-        value = loss(params, at.to(task.device))
-        grads = tree.like(params, torch.autograd.grad(value, tree.leaves(params), materialize_grads=True))
-    with torch.no_grad():
-        return optimizer.update(grads, state, tree.detach(params), lr)
+class _Training:
+    """Training in place: a step and a check read and write the same tensors at every call, so both can be replayed.
+
+    Early stopping happens on the device. The host polls `stopped` after every epoch, or more rarely where a poll
+    makes the device idle. What is computed after the stop does not change `best`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        params: Tree,
+        loss: Callable[[Tree, Tensor], Tensor],
+        check: Callable[[Tree], Tensor],
+        n: int,
+        options: Options,
+    ) -> None:
+        self.task, self.loss, self.check, self.n, self.options = task, loss, check, n, options
+        self.fused = task.device.type != "cpu" and task.dtype == torch.float32 and options.optimizer.fused
+        per_epoch = -(-n // options.batch_size)
+        self.epochs_per_poll = -(-_STEPS_PER_POLL // per_epoch) if task.accelerator.queues else 1
+        rows = self.epochs_per_poll * per_epoch
+        self.params, self.state = tree.map(torch.clone, params), options.optimizer.init(params)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=task.device)
+
+        # the steps until the next poll, one in a row; the last batch of an epoch may fill only a part of its row
+        self.plan = {
+            "at": zeros(rows, min(n, options.batch_size)),
+            "lr": zeros(rows, dtype=torch.promote_types(task.dtype, torch.float32)),
+        }
+        self.row, self.step_count, self.stopped = zeros(), zeros(), zeros(dtype=torch.bool)
+        precise = torch.float32 if task.device.type == "mps" else torch.float64  # which MPS does not have
+        self.best: Tree = {"params": tree.map(torch.clone, params), "value": zeros(dtype=precise), "step": zeros()}
+
+    def run(self, seed: int) -> None:
+        """Train to the end."""
+        accelerator = self.task.accelerator
+        check = accelerator.capture(self.take_check)
+        steps: dict[int, Callable[[], None]] = {}  # by the size of the batch
+        polls, first_step = self._epochs_between_polls(seed), 0
+        epochs = next(polls)
+        while epochs:
+            self._load(epochs, first_step)
+            for epoch in epochs:
+                for at in epoch:
+                    if len(at) not in steps:
+                        steps[len(at)] = accelerator.capture(functools.partial(self.take_step, len(at)))
+                    steps[len(at)]()
+                check()
+                first_step += len(epoch)
+            epochs = next(polls, [])  # drawn while the device computes
+            if self.stopped:
+                return
+
+    def take_step(self, batch_size: int) -> None:
+        """Take the next step of the plan, with a batch of this size."""
+        at, lr = (part.index_select(0, self.row.reshape(1))[0] for part in (self.plan["at"], self.plan["lr"]))
+        optimizer = self.options.optimizer
+        with torch.enable_grad():
+            params = tree.map(lambda w: w.detach().requires_grad_(), self.params)
+            value = self.loss(params, at[:batch_size])
+            grads = tree.like(params, torch.autograd.grad(value, tree.leaves(params), materialize_grads=True))
+        with torch.no_grad():
+            if self.fused:
+                optimizer.update_(grads, self.state, self.params, lr)
+            else:
+                new_params, new_state = optimizer.update(grads, self.state, self.params, lr)
+                tree.copy_(self.params, new_params)
+                tree.copy_(self.state, new_state)
+            self.row += 1
+            self.step_count += 1
+
+    @torch.no_grad()
+    def take_check(self) -> None:
+        """Compare the weights with the best so far, and note whether training has stopped."""
+        best, value = self.best, self.check(self.params)
+        now = {"params": self.params, "value": value.to(best["value"].dtype), "step": self.step_count}
+        better = ~self.stopped & ((best["step"] == 0) | (now["value"] < best["value"] - MIN_DELTA))
+        tree.map(lambda kept, new: torch.where(better, new, kept, out=kept), best, now)
+        self.stopped |= self.step_count - best["step"] >= self.options.patience
+
+    def _epochs_between_polls(self, seed: int) -> Iterator[list[list[np.ndarray]]]:
+        """Yield the epochs that are trained until the host polls whether training has stopped."""
+        left, endless = self.options.steps, batches(seed, self.n, self.options.batch_size)
+        while left:
+            epochs: list[list[np.ndarray]] = []
+            while left and len(epochs) < self.epochs_per_poll:
+                epochs.append(next(endless)[:left])
+                left -= len(epochs[-1])
+            yield epochs
+
+    def _load(self, epochs: list[list[np.ndarray]], first_step: int) -> None:
+        """Copy the next steps to the device."""
+        steps = [at for epoch in epochs for at in epoch]
+        at = np.zeros((len(steps), self.plan["at"].shape[1]), dtype=np.int64)
+        for row, positions in enumerate(steps):
+            at[row, : len(positions)] = positions
+        lr = [self.options.lr(first_step + row) for row in range(len(steps))]
+        self.plan["at"][: len(steps)] = torch.from_numpy(at)
+        self.plan["lr"][: len(steps)] = torch.tensor(lr, dtype=self.plan["lr"].dtype)
+        self.row.zero_()

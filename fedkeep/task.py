@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import losses, tree
+from fedkeep._util import layerwise
 from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
 from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
@@ -31,15 +32,32 @@ class Public:
     y_val: Tensor
 
 
+_GRADIENTS_AT_ONCE = 10  # gradients of single examples in memory at a time: each is as large as the model
+
+
 class Accelerator:
     """What a runtime adds to make work on its device shorter, without changing results. This one adds nothing."""
 
-    def layers(self) -> AbstractContextManager[Any]:
-        """Return a context in which a model's layers may be computed by other kernels."""
-        return nullcontext()
+    queues = False  # whether operations only enter a queue, so that the device idles whenever the host reads a result
+
+    def call(self, model: Callable[[], Any]) -> Any:
+        """Call a model; its layers may be computed by other kernels."""
+        return model()
+
+    def as_tensors(self, grads: Tree) -> Tree:
+        """Return gradients as plain tensors; kernels may have left some as products."""
+        return grads
+
+    def update_(self, optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
+        """Update weights and the optimiser's state in place."""
+        optimizer.update_(grads, state, params, lr)
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats a step, which reads and writes the same tensors in place at every call."""
+        """Return a function that repeats a step, which reads and writes the same tensors in place at every call.
+
+        The step may be called only once or twice and what it computed be replayed from then on, so nothing else may
+        change with its calls.
+        """
         return step
 
 
@@ -80,6 +98,7 @@ class Task:
         self.has_features = hasattr(model, "features") and hasattr(model, "head")
         self.accelerator = Accelerator()  # a runtime on a GPU sets its own
         self._maps_examples = True  # until vmap over examples has failed
+        self._layers: dict[Any, list[layerwise.Layer] | None] = {}  # for squared gradients, by the form of an example
 
     @property
     def n_weights(self) -> int:
@@ -134,6 +153,80 @@ class Task:
         with torch.backends.cudnn.flags(enabled=False):  # it has no gradient of an RNN in evaluation mode
             return tree.stack([gradient(params, tree.take(x, i), y[i]) for i in range(len(y))])
 
+    @property
+    def without_accelerator(self) -> Task:
+        """The same task, computed by torch alone: its gradients have gradients in turn."""
+        task = copy.copy(self)
+        task.accelerator = Accelerator()
+        return task
+
+    def squared_gradients(self, params: Tree, x: Any, y: Tensor, weight: Tensor) -> Tree:
+        """Return the sum over the examples of weight * (gradient of the criterion)^2, in evaluation mode.
+
+        They are computed layer by layer; for a model that this does not support, from the gradient of every example.
+        """
+        form = layerwise.example_form(x)
+        if form not in self._layers:
+            self._layers[form] = self._find_layers(x)
+        layers = self._layers[form]
+        if layers is not None:
+            chunk = layerwise.chunk_size(layers, self.device, self.dtype)
+            try:
+                return self._sum_over(chunk, functools.partial(self._layerwise_squares, layers), params, x, y, weight)
+            except layerwise.NotLayerwiseError:
+                self._layers[form] = None
+        return self._sum_over(_GRADIENTS_AT_ONCE, self._squares, params, x, y, weight)
+
+    def _find_layers(self, x: Any) -> list[layerwise.Layer] | None:
+        """Return the layers for inputs of this form; None if their sums are not those of single examples.
+
+        This is tried out with random inputs and weights, in float64: rounding must not switch a ReLU on or off.
+        """
+        try:
+            exact = self._in_float64()
+            params, inputs, y, weight = layerwise.random_trial(self.init, x, self.n_classes)
+            with seeded(0, self.device):
+                layers = layerwise.find_layers(lambda w: exact._losses(w, inputs, y), params, len(y))
+                squares = exact._layerwise_squares(layers, params, inputs, y, weight)
+                return layers if layerwise.agree(squares, exact._squares(params, inputs, y, weight)) else None
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return None
+
+    def _in_float64(self) -> Task:
+        """Return a copy of the task whose model in evaluation mode computes in float64, without an accelerator."""
+        exact = copy.copy(self)
+        exact.dtype, exact.autocast, exact.accelerator = torch.float64, None, Accelerator()
+        exact._eval = copy.deepcopy(self._eval).double()
+        exact._call_eval = _FunctionalModule(exact._eval)
+        if isinstance(self.criterion, nn.Module):
+            exact.criterion = copy.deepcopy(self.criterion).double()
+        return exact
+
+    def _layerwise_squares(
+        self, layers: list[layerwise.Layer], params: Tree, x: Any, y: Tensor, weight: Tensor
+    ) -> Tree:
+        return layerwise.squared_gradients(lambda w: self._losses(w, x, y), params, layers, weight)
+
+    def _squares(self, params: Tree, x: Any, y: Tensor, weight: Tensor) -> Tree:
+        each = self.example_gradients(params, x, y)
+        return tree.map(lambda g: torch.tensordot(weight, g**2, dims=1), each)
+
+    def _sum_over(self, chunk: int, squares: Callable[..., Tree], params: Tree, *examples: Any) -> Tree:
+        """Return the sum of `squares(params, x, y, weight)` over chunks of the examples."""
+        total: Tree = {}
+        for start in range(0, len(examples[-1]), chunk):
+            part = (tree.take(one, slice(start, start + chunk)) for one in examples)
+            sums = squares(params, *part)
+            total = tree.add(total, sums) if total else sums
+        return total or tree.zeros_like(params)
+
+    def _losses(self, params: Tree, x: Any, y: Tensor) -> Tensor:
+        """Return the criterion of every example, by the module's own layers: no accelerator replaces them."""
+        task = self.without_accelerator
+        return task.criterion(task.apply(params, x), y)
+
     def module(self, params: Tree) -> nn.Module:
         """Return a copy of the user's module with these weights, on the CPU, in evaluation mode."""
         missing = sorted(self.init.keys() - params.keys())
@@ -153,9 +246,9 @@ class Task:
     def _call(self, train: bool, params: Tree, use: Callable[[nn.Module], Any]) -> Any:
         # no cache of cast weights: inside a CUDA graph it would outlive its memory
         wanted = self.autocast is not None
-        precision = torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False)
-        with precision, self.accelerator.layers():
-            return (self._call_train if train else self._call_eval)(params, use)
+        with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
+            module = self._call_train if train else self._call_eval
+            return self.accelerator.call(lambda: module(params, use))
 
 
 class _FunctionalModule:

@@ -48,17 +48,15 @@ class FedDF(FedAvg):
         def loss(w: Params, at: Tensor) -> Tensor:
             return kl(task.apply(w, tree.take(public.x, at), train=True), teacher[at]).mean()
 
-        params = server_training.train(
-            task,
-            average,
-            loss,
-            lambda w: kl(server_training.logits(task, w, public.x_val), teacher_val).mean(),
-            len(teacher),
-            cohort.seed,
+        def check(w: Params) -> Tensor:
+            return kl(server_training.logits(task, w, public.x_val), teacher_val).mean()
+
+        options = server_training.Options(
             optimizer=optim.Adam(),
             lr=lambda step: self.lr / 2 * (1 + math.cos(math.pi * step / self.max_steps)),
             batch_size=self.batch_size,
             steps=self.max_steps,
             patience=self.patience,
         )
+        params = server_training.train(task, average, loss, check, len(teacher), cohort.seed, options)
         return {"params": params}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.errors import raises
 from support.problems import Problem, gap, make_problem, same
+from support.recording import RecordingAccelerator
 
 import fedkeep as fk
 from fedkeep import optim, server_training, tree
@@ -19,28 +20,29 @@ from fedkeep.task import Public, Task
 NEED_PUBLIC = ["fedssd", "fedcad", "flashback", "feddf", "fedavg_finetune"]
 
 
-def small(p_drop: float = 0.0) -> Task:
+def small(p_drop: float = 0.0, dtype: torch.dtype = torch.float32) -> Task:
     rng = torch.Generator().manual_seed(0)
-    x, y = torch.randn(10, 3, generator=rng), torch.arange(10) % 2
+    x, y = torch.randn(10, 3, generator=rng).to(dtype), torch.arange(10) % 2
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Dropout(p_drop), torch.nn.Linear(3, 2))
-    return Task(model, 2, 1, Public(x[:7], y[:7], x[7:], y[7:]), optimizer=optim.SGD(0.9, 0.1))
+    return Task(model, 2, 1, Public(x[:7], y[:7], x[7:], y[7:]), optimizer=optim.SGD(0.9, 0.1), dtype=dtype)
 
 
 def train(task: Task, values: list[float] | None = None, seed: int = 0, **changes) -> tuple[tree.Tree, list]:
     """Train with a scripted validation loss, one value a pass; return the result and the weights after each pass."""
     seen: list[tree.Tree] = []
 
-    def check(w: tree.Tree) -> torch.Tensor:
-        seen.append(w)
+    def scripted(w: tree.Tree) -> torch.Tensor:
+        seen.append(tree.map(torch.clone, w))
         return torch.tensor(values[len(seen) - 1] if values else -float(len(seen)))
 
-    def loss(w: tree.Tree, at: torch.Tensor) -> torch.Tensor:
+    def criterion(w: tree.Tree, at: torch.Tensor) -> torch.Tensor:
         return task.criterion(task.apply(w, task.public.x[at], train=True), task.public.y[at]).mean()
 
+    loss, check = changes.pop("loss", criterion), changes.pop("check", scripted)
     how = {"optimizer": optim.SGD(), "lr": lambda step: 0.1, "batch_size": 3, "steps": 12, "patience": 6, **changes}
-    return server_training.train(task, task.init, loss, check, 7, seed, **how), seen
+    return server_training.train(task, task.init, loss, check, 7, seed, server_training.Options(**how)), seen
 
 
 def test_it_keeps_the_best_and_stops_without_gain() -> None:
@@ -69,6 +71,102 @@ def test_it_ends_within_a_pass_when_the_steps_are_used_up() -> None:
 def test_a_weight_that_is_not_a_number_is_not_hidden() -> None:
     best, _ = train(small(), [float("nan")] * 4, lr=lambda step: float("nan"))
     assert not any(bool(t.isfinite().all()) for t in tree.leaves(best))
+
+
+# Replayed steps, with a recorder in place of CUDA graphs
+
+
+def train_scripted(task: Task, values: list[float], **changes) -> tree.Tree:
+    """Train with a scripted validation loss that is a function of the weights: the value of the epoch they are of."""
+    falling = [-float(k) for k in range(len(values))]
+    _, seen = train(small(dtype=task.dtype), falling, **{**changes, "steps": 3 * len(values), "patience": 99})
+
+    def clock(w: tree.Tree) -> torch.Tensor:
+        return torch.stack([t.double().square().sum() for t in tree.leaves(w)]).sum()
+
+    times, script = torch.stack([clock(w) for w in seen]), torch.tensor(values)
+
+    def check(w: tree.Tree) -> torch.Tensor:
+        return script.index_select(0, (times - clock(w)).abs().argmin().reshape(1))[0]
+
+    return train(task, check=check, **changes)[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ([3.0, 1.0, 2.0, 0.5], 12),  # the last is the best
+        ([3.0, 1.0, 2.0, 1.0 - 1e-5, 0.0, 0.0], 18),  # a gain below 1e-4 is none; what follows the stop is better
+        ([1.0, 2.0, 3.0, 0.0, -1.0, -2.0, -3.0, -4.0], 24),  # it stops before the device is asked
+        ([float(k) for k in range(12, 0, -1)], 34),  # it never stops, and ends within an epoch
+        ([5.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0], 27),  # it stops between the second and the third look
+        ([float("nan")] * 4, 12),
+    ],
+)
+@pytest.mark.parametrize("optimizer", [optim.SGD(), optim.SGD(0.9), optim.Adam()], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_replayed_steps_give_the_same_weights(
+    values: list[float], steps: int, optimizer: optim.Optimizer, dtype: torch.dtype
+) -> None:
+    how = {"optimizer": optimizer, "lr": lambda step: 0.1 / (1 + step), "steps": steps}
+    called = train_scripted(small(dtype=dtype), values, **how)
+    task = small(dtype=dtype)
+    task.accelerator = accelerator = RecordingAccelerator()
+    assert same(called, train_scripted(task, values, **how))
+    assert accelerator.recorded >= 3  # both sizes of batches, and the check
+    assert accelerator.replayed >= 9
+
+
+def pure_check(w: tree.Tree) -> torch.Tensor:
+    return w["1.bias"].sum()
+
+
+def test_the_host_polls_less_often_on_a_device_with_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five epochs of 3 steps, then 16 epochs of one step, between two polls."""
+    task = small()
+    task.accelerator = RecordingAccelerator()
+    polls: list[int] = []
+    load = server_training._Training._load
+
+    def count(training: server_training._Training, epochs: list, first_step: int) -> None:
+        polls.append(len(epochs))
+        load(training, epochs, first_step)
+
+    monkeypatch.setattr(server_training._Training, "_load", count)
+    train(task, steps=34, patience=99, check=pure_check)
+    assert polls == [6, 6]
+    polls.clear()
+    train(task, steps=34, patience=99, batch_size=7, check=pure_check)
+    assert polls == [16, 16, 2]
+
+
+def test_a_step_that_draws_random_numbers_is_not_replayed() -> None:
+    task = small(0.5)
+    task.accelerator = accelerator = RecordingAccelerator()
+    check = pure_check
+    assert same(train(small(0.5), check=check)[0], train(task, check=check)[0])
+    assert accelerator.recorded == 1  # the check
+
+
+def test_a_step_that_cannot_be_captured_is_called() -> None:
+    def loss(w: tree.Tree, at: torch.Tensor) -> torch.Tensor:
+        return w["1.bias"].sum() * (2.0 if bool(w["1.bias"].sum() > 0) else 1.0)
+
+    task = small()
+    task.accelerator = accelerator = RecordingAccelerator()
+    how = {"loss": loss, "check": pure_check, "batch_size": 7}
+    assert same(train(small(), **how)[0], train(task, **how)[0])
+    assert accelerator.recorded == 1  # the check
+
+
+def test_all_models_at_once_have_the_logits_of_each() -> None:
+    task = small()
+    stacked = tree.stack([tree.scale(task.init, float(k)) for k in range(3)])
+    x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    one_by_one = server_training.ensemble(task, stacked, x)
+    assert one_by_one.shape == (3, 10, 2)
+    for chunk in (1, 4, 10):
+        assert torch.allclose(server_training._logits_of_all(task, stacked, x, chunk), one_by_one, atol=1e-6)
 
 
 @pytest.mark.parametrize("p_drop", [0.0, 0.5])

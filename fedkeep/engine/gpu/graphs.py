@@ -7,6 +7,7 @@ advances.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -90,22 +91,49 @@ class Graphs:
                 step()
         torch.cuda.current_stream(self.task.device).wait_stream(side_stream)
         tree.copy_(changed, before)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with _garbage_collection_disabled(), torch.cuda.graph(graph, pool=static.pool):
-                step()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
+        graph = capture(step, "the local training step", self.task.device, static.pool)
+        if graph is None:
             self.works = False
-            log.warning(
-                "the local training step cannot be captured as a CUDA graph, so its operations are launched one by "
-                "one, which is slower: %s",
-                str(error).splitlines()[0],
-            )
-            return None
-        static.pool = graph.pool()
+        else:
+            static.pool = graph.pool()
         return graph
+
+
+def capture(
+    step: Callable[[], None], what: str, device: torch.device, pool: Any, free_memory: bool = True
+) -> torch.cuda.CUDAGraph | None:
+    """Capture what a step launches, without computing it; where that fails, log a warning and return None.
+
+    `free_memory` first returns torch's unused memory to the device, for a pool that has to grow. It takes much longer
+    than the capture of a short step.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with _garbage_collection_disabled(collect=free_memory):
+            torch.cuda.synchronize(device)
+            if free_memory:
+                torch.cuda.empty_cache()
+            with torch.cuda.stream(_capture_stream(device)):
+                graph.capture_begin(pool=pool)
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        log.warning(
+            "%s cannot be captured as a CUDA graph, so its operations are launched one by one, which is slower: %s",
+            what,
+            str(error).splitlines()[0],
+        )
+        return None
+    return graph
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _StaticBuffers:
@@ -153,10 +181,11 @@ def graph_sizes(n_clients: int) -> list[int]:
 
 
 @contextmanager
-def _garbage_collection_disabled() -> Iterator[None]:
+def _garbage_collection_disabled(collect: bool) -> Iterator[None]:
     """Disable garbage collection: if it freed another run's graphs during a capture, the capture would fail."""
     enabled = gc.isenabled()
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.disable()
     try:
         yield
