@@ -5,11 +5,23 @@ Legend for names: z logits, y true classes, B examples in a batch, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import wrap_torch_function
+
+_Loss = TypeVar("_Loss", bound=Callable[..., Tensor])
 
 
+def _replaceable(loss: _Loss) -> _Loss:
+    """Let an engine compute a loss by a kernel of its own, through torch's protocol for that (`__torch_function__`)."""
+    return cast(_Loss, wrap_torch_function(lambda *args, **named: (*args, *named.values()))(loss))
+
+
+@_replaceable
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over the real examples of a batch; padded ones do not count.
 
@@ -19,11 +31,13 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
+@_replaceable
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Return -log softmax(z)[y], [B, C] and [B] -> [B]."""
     return -F.log_softmax(logits, dim=-1).gather(-1, y[:, None]).squeeze(-1)
 
 
+@_replaceable
 def kl(student: Tensor, teacher: Tensor, tau: float = 1.0) -> Tensor:
     """Return tau^2 KL(teacher || student) of the softmaxes at temperature tau, [B, C] -> [B].
 
@@ -55,6 +69,7 @@ def not_true(logits: Tensor, y: Tensor) -> Tensor:
     return logits.gather(-1, j + (j >= y.unsqueeze(-1)))
 
 
+@_replaceable
 def not_true_kl(student: Tensor, teacher: Tensor, y: Tensor, tau: float = 1.0) -> Tensor:
     """Return `kl` over the C-1 classes other than y: not-true distillation (FedNTD eq. 11).
 

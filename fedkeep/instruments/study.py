@@ -152,7 +152,7 @@ def loss_before_and_after(trial: NextRound, options: Options) -> Result:
 def tsne(trial: NextRound, options: Options) -> Result:
     """Return a joint t-SNE of all models' features on some test examples (FedNTD appendix O, FedGKD figure 2)."""
     x, y = trial.test_examples(options.samples)
-    task = trial.simulation.task
+    task = trial.simulation.task.without_accelerator
     with torch.no_grad():
         features = [task.outputs(params, x)[0].flatten(1).double().cpu().numpy() for params in trial.models]
     stacked = np.stack(features)
@@ -176,7 +176,7 @@ def loss_surface(trial: NextRound, options: Options) -> Result:
             valid=trial.ids,
         )
     x, y = trial.own_examples(client, most=5 * options.samples)
-    task, params = trial.simulation.task, tree.take(trial.clients, trial.ids.index(client))
+    task, params = trial.simulation.task.without_accelerator, tree.take(trial.clients, trial.ids.index(client))
 
     def loss(w: Tree) -> Tensor:
         return task.criterion(task.apply(w, x), y).mean()
@@ -225,7 +225,7 @@ def _by_model(
 
 
 def _gradient(trial: NextRound, client: int) -> Tree:
-    task = trial.simulation.task
+    task = trial.simulation.task.without_accelerator
     params = tree.map(lambda w: w.detach().requires_grad_(), trial.before)
     x, y = trial.own_examples(client)
     total = tree.zeros_like(trial.before)
@@ -240,7 +240,7 @@ def _gradient(trial: NextRound, client: int) -> Tree:
 
 def _preferences(trial: NextRound, params: Tree) -> dict[str, np.ndarray]:
     """Return the preferred class of the neurons below each dense layer, in the order of the forward pass."""
-    task = trial.simulation.task
+    task = trial.simulation.task.without_accelerator
     model = task.module(params).to(task.device)
     weighted = {name: m for name, m in model.named_modules() if list(m.parameters(recurse=False))}
     order: list[str] = []

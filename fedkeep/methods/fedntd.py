@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedkeep.errors import MethodError
-from fedkeep.losses import kl, masked_mean, mse, not_true
+from fedkeep.losses import kl, masked_mean, mse, not_true, not_true_kl
 from fedkeep.method import Batch, FedAvg, Note, Params, ServerTree, Visit, hyper
 from fedkeep.task import Task
 
@@ -37,9 +37,12 @@ class FedNTD(FedAvg):
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return the mean of CE(z, y) + beta tau^2 KL(q_g || q_l), the softmaxes over the not-true classes."""
         z, y, z_g = visit.task.apply(params, batch["x"], train=True), batch["y"], batch["note"]["z_g"]
-        distilled = self.lam * self.distance_to_teacher(not_true(z, y), not_true(z_g, y))
+        if self.distance == "kl":
+            distilled = not_true_kl(z, z_g, y, self.tau)
+        else:
+            distilled = self.distance_to_teacher(not_true(z, y), not_true(z_g, y))
         if self.lam < 1:
-            distilled = distilled + (1 - self.lam) * self.distance_to_teacher(z, z_g)
+            distilled = self.lam * distilled + (1 - self.lam) * self.distance_to_teacher(z, z_g)
         return masked_mean(visit.task.criterion(z, y) + self.beta * distilled, batch["mask"])
 
     def distance_to_teacher(self, z: Tensor, z_g: Tensor) -> Tensor:

@@ -255,7 +255,7 @@ def test_the_papers_networks_train_alike_with_and_without_our_layers(model: str,
         sim = fk.Simulation("fedntd", model, data, clients, settings)
         if each is not None:
             assert sim.engine.each is layers.vmap_with_kernels
-            sim.engine.each = each
+            sim.engine.each, sim.task.accelerator.kernels = each, each is layers.vmap_with_kernels
         sim.run()
         return tree.to(tree.sub(sim.params, sim.task.init), "cpu", torch.float64)
 

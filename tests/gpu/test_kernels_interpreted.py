@@ -11,12 +11,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeep import tree
+from fedkeep import losses, tree
+from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.engine.gpu import layers
 from fedkeep.engine.mapping import map_clients
 
@@ -26,7 +28,11 @@ if torch.cuda.is_available():
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET=1 must be set before Triton is imported", allow_module_level=True)
 
-from fedkeep.engine.gpu import kernels
+from fedkeep.engine.gpu import functions, products
+from fedkeep.engine.gpu.kernels import dense, factors, images, pooling
+from fedkeep.engine.gpu.kernels import losses as loss_kernels
+from fedkeep.engine.gpu.products import Product
+from fedkeep.optim import SGD, Adam
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -46,12 +52,8 @@ def per_client(fn: Callable[..., Tensor], *stacked: Tensor) -> Tensor:
     return torch.stack([fn(*(t.double() for t in one)) for one in zip(*stacked, strict=True)])
 
 
-def channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, 1, 3, 4, 2)
-
-
-def window_first(w: Tensor) -> Tensor:
-    return w.permute(0, 3, 4, 2, 1).contiguous()
+def channels_first(x: Tensor) -> Tensor:
+    return x.movedim(-1, 2)
 
 
 # (clients, images, input channels, height, width, output channels, window height, window width, stride, padding)
@@ -74,74 +76,77 @@ CONVOLUTIONS = {
 class Convolution:
     """Inputs of one convolution in torch's layout, and the output and gradients that torch computes in float64."""
 
-    def __init__(self, K, B, C, H, W, O, R, S, stride, pad) -> None:
-        self.stride, self.pad, self.window, self.size = stride, pad, (R, S), (H, W)
+    def __init__(self, K, B, C, H, W, O, R, S, stride, pad, relu=False, pool=False) -> None:
+        self.geometry = factors.Geometry((H, W), (R, S), stride, pad)
+        self.options = (stride, pad, relu, pool)
         self.x, self.w, self.bias = integers(K, B, C, H, W), integers(K, O, C, R, S, seed=1), integers(K, O, seed=2)
         x, w, bias = (t.double().requires_grad_() for t in (self.x, self.w, self.bias))
-        self.y = per_client(lambda x, w, b: F.conv2d(x, w, b, stride, pad), x, w, bias)
+
+        def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+            y = F.conv2d(x, w, b, stride, pad)
+            y = F.relu(y) if relu else y
+            return F.max_pool2d(y, 2) if pool else y
+
+        self.y = per_client(layer, x, w, bias)
         self.dy = integers(*self.y.shape, seed=3, largest=1)
         self.dx, self.dw, self.dbias = torch.autograd.grad(self.y, (x, w, bias), self.dy.double())
 
-
-@pytest.fixture(params=CONVOLUTIONS)
-def conv(request: pytest.FixtureRequest) -> Convolution:
-    return Convolution(*CONVOLUTIONS[request.param])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_convolution_equals_torch(conv: Convolution, dtype: torch.dtype) -> None:
-    x, w, bias = channels_last(conv.x.to(dtype)), window_first(conv.w.to(dtype)), conv.bias.to(dtype)
-    y = kernels.convolve(x, w, bias, conv.stride, conv.pad)
-    assert y.dtype == dtype
-    assert_same(y, channels_last(conv.y))
+    def ours(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return output and gradients of our layer."""
+        given = [t.to(dtype).requires_grad_() for t in (self.x, self.w, self.bias)]
+        y = channels_first(functions.Conv2d.apply(*given, *self.options))
+        assert y.dtype == dtype
+        return [y.detach(), *torch.autograd.grad(y, given, self.dy.to(dtype))]
 
 
-def test_convolution_without_bias_equals_torch(conv: Convolution) -> None:
-    y = kernels.convolve(channels_last(conv.x), window_first(conv.w), None, conv.stride, conv.pad)
-    assert_same(y, channels_last(conv.y - conv.bias[:, None, :, None, None]))
+@pytest.mark.parametrize("after", ["", "relu", "pool", "relu and pool"])
+@pytest.mark.parametrize("sizes", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_convolution_and_its_gradients_equal_torch(sizes: tuple[Any, ...], after: str) -> None:
+    """With many ties, as the numbers are few: the first maximum of a window gets the gradient."""
+    dtype = torch.float32 if after else torch.float16
+    probe = Convolution(*sizes)
+    if "pool" in after and min(probe.geometry.output) < 2:
+        pytest.skip("the output is smaller than a window")
+    conv = Convolution(*sizes, relu="relu" in after, pool="pool" in after)
+    for actual, expected in zip(conv.ours(dtype), (conv.y, conv.dx, conv.dw, conv.dbias), strict=True):
+        assert_same(actual, expected)
 
 
-def test_nan_reaches_only_the_outputs_whose_window_covers_it(conv: Convolution) -> None:
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("pool", [False, True])
+def test_nan_reaches_only_the_outputs_whose_window_covers_it(relu: bool, pool: bool) -> None:
     """Tiles are larger than windows; what is gathered outside of a window must not count, not even times zero."""
-    x = conv.x.clone()
-    x[-1, -1, -1, -1, -1] = torch.nan
-    x[0, 0, 0, x.shape[3] // 2, 0] = torch.nan
-    y = kernels.convolve(channels_last(x), window_first(conv.w), None, conv.stride, conv.pad)
-    expected = per_client(lambda x, w: F.conv2d(x, w, None, conv.stride, conv.pad), x, conv.w)
-    torch.testing.assert_close(y, channels_last(expected).float(), rtol=0, atol=0, equal_nan=True)
+    for name in (
+        "5x5, odd image",
+        "oblong window and padding",
+        "stride 2, odd image",
+        "several tiles along every axis",
+    ):
+        conv = Convolution(*CONVOLUTIONS[name])
+        x = conv.x.clone()
+        x[-1, -1, -1, -1, -1] = torch.nan
+        x[0, 0, 0, x.shape[3] // 2, 0] = torch.nan
+        stride, pad = conv.options[:2]
+        y = channels_first(functions.Conv2d.apply(x, conv.w, None, stride, pad, relu, pool))
+        expected = per_client(lambda x, w, s=stride, p=pad: F.conv2d(x, w, None, s, p), x, conv.w)
+        expected = F.relu(expected) if relu else expected
+        expected = torch.stack([F.max_pool2d(one, 2) for one in expected]) if pool else expected
+        torch.testing.assert_close(y, expected.float(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_kernels_read_images_of_any_memory_layout() -> None:
+def test_convolution_reads_images_and_gradients_of_any_memory_layout() -> None:
     """Channels-last, with gaps, and one image for all clients (stride 0)."""
     conv = Convolution(*CONVOLUTIONS["oblong window and padding"])
-    x, w, dy = channels_last(conv.x), window_first(conv.w), channels_last(conv.dy).contiguous()
-    for layout in (x.contiguous(), torch.stack([x, x + 1], -1)[..., 0], x[:1, :1].expand_as(x)):
-        reference = layout.permute(0, 1, 4, 2, 3).contiguous()
-        expected = per_client(lambda x, w: F.conv2d(x, w, None, conv.stride, conv.pad), reference, conv.w)
-        assert_same(kernels.convolve(layout, w, None, conv.stride, conv.pad), channels_last(expected))
-        expected_dw = kernels.weight_gradient(layout.contiguous(), dy, conv.window, conv.stride, conv.pad)
-        assert_same(kernels.weight_gradient(layout, dy, conv.window, conv.stride, conv.pad), expected_dw)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_input_gradient_equals_torch(conv: Convolution, dtype: torch.dtype) -> None:
-    dy, w = channels_last(conv.dy.to(dtype)).contiguous(), window_first(conv.w.to(dtype))
-    assert_same(kernels.input_gradient(dy, w, conv.size, conv.stride, conv.pad), channels_last(conv.dx))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_weight_gradient_equals_torch(conv: Convolution, dtype: torch.dtype) -> None:
-    x, dy = channels_last(conv.x.to(dtype)), channels_last(conv.dy.to(dtype)).contiguous()
-    dw = kernels.weight_gradient(x, dy, conv.window, conv.stride, conv.pad)
-    assert dw.dtype == dtype
-    assert_same(dw, window_first(conv.dw))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bias_gradient_equals_torch(conv: Convolution, dtype: torch.dtype) -> None:
-    db = kernels.bias_gradient(channels_last(conv.dy.to(dtype)).contiguous())
-    assert db.dtype == dtype
-    assert_same(db, conv.dbias)
+    channels_last = conv.x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    with_gaps, shared = torch.stack([conv.x, conv.x + 1], -1)[..., 0], conv.x[:1, :1].expand_as(conv.x)
+    for x in (channels_last, with_gaps, shared):
+        results = []
+        for given, dy in ((x, conv.dy), (x.contiguous(), conv.dy.transpose(3, 4).contiguous().transpose(3, 4))):
+            w = conv.w.clone().requires_grad_()
+            y = channels_first(functions.Conv2d.apply(given, w, None, *conv.options))
+            results.append([y.detach(), *torch.autograd.grad(y, [w], dy)])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 POOLING = [
@@ -161,47 +166,169 @@ def test_pooling_and_its_gradient_equal_torch(shape: tuple[int, ...], size: int,
     x = integers(*shape).to(dtype)
     reference = x.double().permute(0, 3, 1, 2).contiguous().requires_grad_()
     expected = F.max_pool2d(reference, size)
-    y, argmax = kernels.pool(x, size)
+    y, argmax = pooling.pool(x, size)
     assert_same(y, expected.permute(0, 2, 3, 1))
     dy = integers(*y.shape, seed=1).to(dtype)
     (dx,) = torch.autograd.grad(expected, reference, dy.double().permute(0, 3, 1, 2))
-    assert_same(kernels.pool_gradient(dy, argmax, shape, size), dx.permute(0, 2, 3, 1))
+    assert_same(pooling.pool_gradient(dy, argmax, shape, size), dx.permute(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize("position", range(4))
 def test_pooling_returns_nan_where_a_window_has_one(position: int) -> None:
     x = integers(2, 4, 4, 3)
     x[1, 2 + position // 2, position % 2, 1] = torch.nan
-    y, argmax = kernels.pool(x, 2)
+    y, argmax = pooling.pool(x, 2)
     expected = F.max_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
     assert torch.equal(y.isnan(), expected.isnan())
     assert y.isnan().sum() == 1
     assert argmax[1, 1, 0, 1] == position
 
 
-def test_round_to_tf32_returns_the_nearest_number_with_ten_bits_of_mantissa() -> None:
+def rounded(t: Tensor) -> Tensor:
+    """Round numbers of any size to factors of a product and back, one image for each."""
+    made = factors.prepare_images(t.view(1, -1, 1, 1, 1), (0, 0))
+    return made.values[0, :, 0, 0, 0].float() * made.inverse[0]
+
+
+def test_factors_have_ten_bits_of_mantissa_as_tf32_has() -> None:
     draw = torch.Generator().manual_seed(0)
-    t = torch.randn(3000, generator=draw) * 10.0 ** torch.randint(-20, 20, (3000,), generator=draw)
+    t = torch.randn(200, generator=draw) * 10.0 ** torch.randint(-28, 28, (200,), generator=draw)
     mantissa, exponent = torch.frexp(t.double())
     expected = torch.ldexp((mantissa * 2**11).round(), exponent - 11)
-    assert_same(kernels.round_to_tf32(t), expected)
+    assert_same(rounded(t), expected)
 
 
-def test_round_to_tf32_rounds_ties_away_from_zero_and_keeps_zero_and_infinity() -> None:
-    tie = 1 + 2.0**-11
-    t = torch.tensor([tie, -tie, 0.0, -0.0, torch.inf, -torch.inf, 1 + 2.0**-10, 2 - 2.0**-23])
-    expected = torch.tensor([1 + 2.0**-10, -1 - 2.0**-10, 0.0, -0.0, torch.inf, -torch.inf, 1 + 2.0**-10, 2.0])
-    rounded = kernels.round_to_tf32(t)
-    assert_same(rounded, expected)
-    assert torch.equal(rounded.signbit(), expected.signbit())
+def test_factors_keep_their_precision_far_below_the_largest_number_of_an_image() -> None:
+    """Down to 2^-28 of it. What is smaller loses bits, but a sum in float32 with the largest would lose all of them."""
+    numbers = torch.tensor([1.5 * 2.0**-e for e in range(0, 60, 4)])
+    made = factors.prepare_images(numbers.view(1, 1, 1, 1, -1), (0, 0))
+    back = made.values[0, 0, 0, :, 0].float() * made.inverse[0, 0]
+    precise = numbers >= 2.0**-28
+    assert torch.equal(back[precise], numbers[precise])
+    assert float((back - numbers).abs().max()) <= 2.0**-38
 
 
-def test_round_to_tf32_accepts_any_memory_layout_and_leaves_other_types_alone() -> None:
-    t = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0))
-    for layout in (t.permute(2, 0, 1), t[:, ::2], t[:1].expand(3, 5, 6), t[:, :0]):
-        assert_same(kernels.round_to_tf32(layout), kernels.round_to_tf32(layout.contiguous()))
-    half = t.half()
-    assert kernels.round_to_tf32(half) is half
+def test_factors_keep_zero_infinity_and_nan() -> None:
+    t = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    torch.testing.assert_close(rounded(t), t, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("exponent", [-60, -20, 20, 60])
+def test_convolution_accepts_numbers_of_any_size(exponent: int) -> None:
+    """Images, weights and gradients of other magnitudes than float16 has; very different examples in a batch."""
+    conv = Convolution(*CONVOLUTIONS["3x3"])
+    scale = torch.tensor([1.0, 2.0**-20, 2.0**12]).view(1, 3, 1, 1, 1)
+    x = (conv.x * scale * 2.0**exponent).requires_grad_()
+    w = (conv.w * 2.0 ** (exponent // 4)).requires_grad_()
+    y = channels_first(functions.Conv2d.apply(x, w, None, *conv.options))
+    exact = per_client(lambda x, w: F.conv2d(x, w, None, 1, (1, 1)), x, w)
+    torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=0)
+    dy = conv.dy * 2.0**-exponent
+    ours, theirs = (torch.autograd.grad(out, [x, w], dy.to(out)) for out in (y, exact))
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-3, atol=float(theirs[1].abs().max()) * 1e-3)
+
+
+# Group normalisation
+
+NORMS = {
+    "two groups": (2, 3, 4, 5, 6, 2),
+    "one group": (1, 2, 3, 4, 4, 1),
+    "one channel per group": (2, 2, 5, 3, 3, 5),
+    "a group larger than a tile": (1, 1, 4, 40, 30, 1),
+}
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("sizes", NORMS.values(), ids=NORMS)
+def test_group_norm_and_its_gradients_equal_torch(sizes: tuple[int, ...], affine: bool, relu: bool) -> None:
+    K, B, C, H, W, groups = sizes
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(K, B, C, H, W, generator=draw)]
+    given += [torch.randn(K, C, generator=draw) for _ in range(2)] if affine else []
+    dy = torch.randn(K, B, C, H, W, generator=draw)
+
+    def outcome(layer: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        tensors = [t.to(dtype).requires_grad_() for t in given]
+        y = layer(*tensors)
+        return [y.detach(), *torch.autograd.grad(y, tensors, dy.to(dtype))]
+
+    def theirs(x: Tensor, *affine: Tensor) -> Tensor:
+        norm = map_clients(lambda x, *wb: F.group_norm(x, groups, *wb, eps=1e-3), x, *affine)
+        return F.relu(norm) if relu else norm
+
+    def ours(x: Tensor, w: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+        return channels_first(functions.GroupNorm.apply(x, w, b, groups, 1e-3, relu))
+
+    for actual, expected in zip(outcome(ours, torch.float32), outcome(theirs, torch.float64), strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=2e-5, atol=2e-5)
+
+
+# Losses
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": lambda z, t, y, mask: losses.cross_entropy(z, y),
+    "kl": lambda z, t, y, mask: losses.kl(z, t, 2.0),
+    "not_true_kl": lambda z, t, y, mask: losses.not_true_kl(z, t, y, tau=0.5),
+    "masked_mean": lambda z, t, y, mask: losses.masked_mean(z[:, 0] * 2, mask),
+    "fedntd": lambda z, t, y, mask: losses.masked_mean(losses.cross_entropy(z, y) + losses.not_true_kl(z, t, y), mask),
+}
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_their_gradients_equal_torch(name: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The teacher's gradient too; one client has padded examples, one has nothing else."""
+    K, B, draw = 3, 7, torch.Generator().manual_seed(0)
+    z, teacher = (3 * torch.randn(K, B, classes, generator=draw) for _ in range(2))
+    y, mask = torch.randint(classes, (K, B), generator=draw), torch.ones(K, B, dtype=torch.bool)
+    mask[1, 4:], mask[2] = False, False
+    calls: list[int] = []
+    monkeypatch.setattr(loss_kernels.triton, "cdiv", lambda a, b: (calls.append(1), -(-a // b))[1])
+
+    def outcome(each: Callable[..., Any], dtype: torch.dtype) -> list[Tensor]:
+        given = [t.to(dtype).requires_grad_() for t in (z, teacher)]
+        value = each(LOSSES[name], *given, y, mask)
+        grads = torch.autograd.grad(value.square().sum(), given, materialize_grads=True)
+        return [value.detach(), *grads]
+
+    exact = outcome(map_clients, torch.float64)
+    calls.clear()
+    for actual, expected in zip(outcome(layers.vmap_with_kernels, torch.float32), exact, strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-4)
+    assert calls or name == "masked_mean"
+
+
+def test_a_teacher_shared_by_all_clients_is_expanded() -> None:
+    z, teacher = integers(3, 4, 5, seed=1), integers(4, 5, seed=2)
+    ours = layers.vmap_with_kernels(lambda z: losses.kl(z, teacher), z)
+    torch.testing.assert_close(ours, torch.stack([losses.kl(one, teacher) for one in z]))
+
+
+# Images of a step
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "augment", [None, Augment(crop=2), Augment(flip=True), Augment(crop=1, flip=True, cutout=3)], ids=str
+)
+@pytest.mark.parametrize("normalise", [False, True])
+def test_gathered_images_are_those_of_the_pipeline(
+    augment: Augment | None, normalise: bool, dtype: torch.dtype
+) -> None:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.integers(0, 256, (9, 3, 6, 5), np.uint8))
+    at = torch.from_numpy(rng.integers(0, 9, 40))
+    mean, std = (torch.rand(3, 1, 1, dtype=dtype) + 0.1 if normalise else None for _ in range(2))
+    inputs = InputPipeline(dtype, mean, std, augment)
+    drawn = (
+        {key: torch.from_numpy(value[0]) for key, value in augment.draw(rng, 1, 40, (6, 5)).items()}
+        if augment
+        else None
+    )
+    assert images.supported(x, inputs)
+    torch.testing.assert_close(images.gather(x, at, inputs, drawn), inputs(x[at], drawn), rtol=0, atol=1e-7)
 
 
 # The layers, as a model under vmap calls them
@@ -210,13 +337,13 @@ def test_round_to_tf32_accepts_any_memory_layout_and_leaves_other_types_alone() 
 def supported(params: tree.Tree, x: Tensor) -> Tensor:
     """Three convolutions, two of them with a bias, one pooling, one dense layer."""
     x = F.max_pool2d(F.conv2d(x, params["w1"], params["b1"], padding=(2, 1)), 2)
-    x = F.conv2d(x, params["w2"], stride=2, padding=1)
+    x = F.relu(F.conv2d(x, params["w2"], stride=2, padding=1), inplace=True)
     x = F.conv2d(x, params["w3"], params["b3"])
     return F.linear(x.flatten(1), params["w4"], params["b4"])
 
 
 def unsupported(params: tree.Tree, x: Tensor) -> Tensor:
-    """Groups, "same" padding, dilation, overlapping pooling, weights shared by all clients: calls left to vmap."""
+    """Groups, "same" padding, dilation, overlapping pooling: calls left to vmap; and weights that all clients share."""
     x = F.conv2d(x, params["w1"][:3, :1], groups=3, padding=1)
     x = F.conv2d(x, params["w2"][:4, :3], padding="same")
     x = F.max_pool2d(F.conv2d(x, params["w2"], padding=2, dilation=2), 2, stride=1)
@@ -247,14 +374,17 @@ def gradients(each: Callable[..., Any], network: Callable[..., Tensor], dtype: t
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that are called, in order."""
+    """The names of the functions that are called, in order."""
     names: list[str] = []
 
-    def record(name: str, kernel: Callable[..., Any]) -> None:
-        monkeypatch.setattr(kernels, name, lambda *args: (names.append(name), kernel(*args))[1])
+    def record(name: str) -> None:
+        original = getattr(functions, name).forward
+        monkeypatch.setattr(
+            getattr(functions, name), "forward", staticmethod(lambda *args: (names.append(name), original(*args))[1])
+        )
 
-    for name in ("convolve", "weight_gradient", "bias_gradient", "pool", "pool_gradient"):
-        record(name, getattr(kernels, name))
+    for name in ("Conv2d", "MaxPool2d", "Linear", "GroupNorm"):
+        record(name)
     return names
 
 
@@ -264,5 +394,224 @@ def test_layers_under_vmap_equal_torch(network: Callable[..., Tensor], calls: li
     ours = gradients(layers.vmap_with_kernels, network, torch.float32)
     for name, expected in exact.items():
         assert_same(ours[name], expected)
-    counts = {"convolve": 6, "weight_gradient": 3, "bias_gradient": 2, "pool": 1, "pool_gradient": 1}
-    assert {name: calls.count(name) for name in calls} == (counts if network is supported else {})
+    assert calls == (["Conv2d", "Conv2d", "Conv2d", "Linear"] if network is supported else ["Conv2d"])
+
+
+def one_model(network: Callable[..., Tensor], stacked: bool) -> list[Tensor]:
+    """Compute one model without vmap, or one model for the examples of several clients inside vmap."""
+    shapes = {"w1": (4, 3, 3, 3), "b1": (4,), "g": (4,), "h": (4,), "w2": (6, 4, 3, 3)}
+    params = {n: integers(*s, seed=i, largest=1).requires_grad_() for i, (n, s) in enumerate(shapes.items())}
+    x = integers(*((2,) if stacked else ()), 3, 3, 9, 9, seed=9, largest=1)
+    run = (lambda x: layers.vmap_with_kernels(lambda x: network(params, x), x)) if stacked else (
+        lambda x: layers.use_kernels(lambda: network(params, x))
+    )  # fmt: skip
+    y = run(x)
+    exact = torch.vmap(lambda x: network(params, x))(x) if stacked else network(params, x)
+    return [
+        y,
+        exact,
+        *torch.autograd.grad(y.sum(), params.values()),
+        *torch.autograd.grad(exact.sum(), params.values()),
+    ]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_one_model_is_a_stack_of_one(stacked: bool, calls: list[str]) -> None:
+    def network(p: tree.Tree, x: Tensor) -> Tensor:
+        x = F.relu(F.group_norm(F.conv2d(x, p["w1"], p["b1"], padding=1), 2, p["g"], p["h"]))
+        return F.max_pool2d(F.conv2d(x, p["w2"]), 3)
+
+    y, exact, *grads = one_model(network, stacked)
+    torch.testing.assert_close(y, exact, rtol=1e-2, atol=1e-2)
+    for ours, theirs in zip(grads[:5], grads[5:], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    assert calls == ["Conv2d", "GroupNorm", "Conv2d", "MaxPool2d"]
+
+
+def test_weights_of_clients_meet_images_that_all_share(calls: list[str]) -> None:
+    w, x = integers(3, 4, 2, 3, 3), integers(5, 2, 6, 6, seed=1)
+    y = layers.vmap_with_kernels(lambda w: F.conv2d(x, w), w)
+    assert_same(y, torch.stack([F.conv2d(x, one) for one in w]))
+    assert calls == ["Conv2d"]
+
+
+# Gradients of dense layers as products
+
+
+def dense_gradient(loss: Callable[[Tensor, Tensor], Tensor], B: int = 5) -> tuple[Any, Tensor]:
+    """Return the gradient of a dense layer's weights from our layer, and the one that torch computes."""
+    w, x = integers(3, 6, 20, largest=1).requires_grad_(), integers(3, B, 20, seed=1, largest=1)
+    found = []
+    for each in (layers.vmap_with_kernels, map_clients):
+        total = each(lambda w, x: loss(F.linear(x, w), w), w, x).sum()
+        found.append(torch.autograd.grad(total, w)[0])
+    return found[0], found[1]
+
+
+def test_the_gradient_of_a_dense_layer_is_a_product() -> None:
+    ours, exact = dense_gradient(lambda z, w: z.square().sum())
+    assert isinstance(ours, Product)
+    assert ours.shape == exact.shape
+    for use in (lambda g: g + 0, lambda g: g.mT[:, 2:], lambda g: torch.stack([g, g]), lambda g: g.clone()):
+        assert not isinstance(use(ours), Product)
+        assert torch.equal(use(ours), use(exact))
+
+
+def test_a_product_is_multiplied_out_where_its_weights_are_used_twice() -> None:
+    for loss in (lambda z, w: z.square().sum() + w.square().sum(), lambda z, w: w.sum() + z.sum() + z.square().sum()):
+        ours, exact = dense_gradient(loss)
+        assert torch.equal(ours, exact)
+    assert not isinstance(dense_gradient(lambda z, w: z.square().sum(), B=200)[0], Product)
+
+
+def test_a_product_cannot_be_changed_in_place() -> None:
+    with pytest.raises(NotImplementedError):
+        dense_gradient(lambda z, w: z.square().sum())[0].add_(1)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), SGD(0.5, 0.25), Adam()], ids=str)
+@pytest.mark.parametrize("tensor_rate", [False, True])
+def test_an_optimiser_multiplies_products_out(optimizer: Any, tensor_rate: bool) -> None:
+    """Several tiles along every axis, more examples than a tile has, and other weights beside it."""
+    draw = torch.Generator().manual_seed(0)
+    K, B, O, I = 2, 70, 66, 130
+    dy, x = integers(K, B, O), integers(K, B, I, seed=1)
+    params = {"a": torch.randn(K, O, I, generator=draw), "b": torch.randn(K, O, generator=draw)}
+    plain = tree.map(torch.clone, params)
+    state, plain_state = (map_clients(optimizer.init, one) for one in (params, plain))
+    lr = torch.tensor(0.125) if tensor_rate else 0.125
+    for _ in range(2):
+        other = torch.randn(K, O, generator=draw)
+        products.update_(optimizer, {"a": Product.of(dy, x), "b": other}, state, params, lr)
+        optimizer.update_({"a": torch.bmm(dy.mT, x), "b": other}, plain_state, plain, lr)
+    for path, expected in tree.items({"params": plain, "state": plain_state}):
+        found = dict(tree.items({"params": params, "state": state}))[path]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3), (3, 1, 200), (1, 700, 16)])
+def test_sum_rows_equals_torch(shape: tuple[int, ...]) -> None:
+    x = integers(*shape)
+    assert_same(dense.sum_rows(x), x.double().sum(1))
+    assert_same(dense.sum_rows(x.transpose(0, 2).contiguous().transpose(0, 2)), x.double().sum(1))
+
+
+# What a layer's output, not computed yet, must do
+
+
+def deferred(use: Callable[[Tensor], Any]) -> tuple[Any, Any]:
+    """Use the output of a convolution, deferred and as torch computes it."""
+    w, x = integers(4, 2, 3, 3), integers(5, 2, 6, 6, seed=1)
+    return layers.use_kernels(lambda: use(F.conv2d(x, w))), use(F.conv2d(x, w))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda y: y,
+        lambda y: (y, {"a": [F.relu(y)]}),
+        lambda y: y + F.relu(y),
+        lambda y: F.relu(y) + y,
+        lambda y: (F.relu(y, inplace=True), y)[1],
+        lambda y: (y.sum(), y.relu_(), y)[2],
+        lambda y: torch.cat([y, y.relu()]),
+        lambda y: y.view(y.size(0), -1) * y.shape[1] + y.ndim,
+        lambda y: F.relu(F.max_pool2d(y, 2)),
+        lambda y: F.max_pool2d(F.relu(y), 2).flatten(1),
+        lambda y: F.max_pool2d(F.max_pool2d(y, 2), 2),
+        lambda y: F.max_pool2d(y, 2, stride=1),
+        lambda y: F.avg_pool2d(y, 2),
+        lambda y: y[0, :, 1:],
+        lambda y: y.dtype == torch.float32 and y.device.type == "cpu",
+        lambda y: y.view(size=(5, -1)) if y.is_contiguous() else y.reshape(5, -1),
+        lambda y: y.mul_(2),
+        lambda y: (F.relu(y, inplace=True), y.add_(1))[1],
+    ],
+)
+def test_a_deferred_output_does_what_a_tensor_does(use: Callable[[Tensor], Any]) -> None:
+    ours, theirs = deferred(use)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def block(p: tree.Tree, x: Tensor) -> Tensor:
+    """A residual block that adds in place."""
+    y = F.group_norm(F.conv2d(x, p["w"], padding=1), 2, p["g"], p["h"])
+    y += x
+    return F.relu(y)
+
+
+def changed_after(p: tree.Tree, x: Tensor) -> Tensor:
+    """A layer's input changes after the layer was called."""
+    x = x * 1
+    y = F.conv2d(x, p["w"], padding=1)
+    x.mul_(0)
+    z = F.conv2d(y + p["g"].sum(), p["w"], padding=1)
+    x[:, 0] = 1
+    return F.relu(z) + x + p["h"].sum()
+
+
+def partly_without_gradient(p: tree.Tree, x: Tensor) -> Tensor:
+    """Layers are called without gradient and used with it, and the other way round."""
+    with torch.no_grad():
+        fixed = F.relu(F.conv2d(x, p["w"], padding=1))
+    y = F.group_norm(F.conv2d(x, p["w"], padding=1), 2, p["g"], p["h"])
+    with torch.no_grad():
+        scale = y.abs().sum() * 0 + 2
+    return y * scale * fixed
+
+
+@pytest.mark.parametrize("network", [block, changed_after, partly_without_gradient])
+def test_a_layer_is_computed_as_if_at_its_call(network: Callable[..., Tensor]) -> None:
+    K, B, C = 2, 3, 4
+
+    def outcome(each: Callable[..., Any], dtype: torch.dtype) -> list[Tensor]:
+        shapes = {"w": (C, C, 3, 3), "g": (C,), "h": (C,)}
+        params = {n: integers(K, *s, seed=i).to(dtype).requires_grad_() for i, (n, s) in enumerate(shapes.items())}
+        x = integers(K, B, C, 5, 5, seed=9).to(dtype).requires_grad_()
+        y = each(network, params, x)
+        return [
+            y.detach(),
+            *torch.autograd.grad((y * integers(*y.shape, seed=5).to(dtype)).sum(), [x, *params.values()]),
+        ]
+
+    for ours, exact in zip(
+        outcome(layers.vmap_with_kernels, torch.float32), outcome(map_clients, torch.float64), strict=True
+    ):
+        size = float(exact.abs().max())
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-3, atol=1e-3 * size + 1e-6)
+
+
+@pytest.mark.parametrize(("relu", "pool"), [(False, False), (True, True)])
+@pytest.mark.parametrize("dead", ["images", "gradients", "both"])
+def test_a_dead_layer_has_gradients_of_zero(relu: bool, pool: bool, dead: str) -> None:
+    x, w = integers(2, 3, 4, 6, 6), integers(2, 5, 4, 3, 3, seed=1).requires_grad_()
+    x = (x * 0 if dead != "gradients" else x).requires_grad_()
+    y = functions.Conv2d.apply(x, w, None, 1, (1, 1), relu, pool)
+    dy = torch.full_like(y, 1e-8) if dead == "images" else torch.zeros_like(y)
+    dx, dw = torch.autograd.grad(y, [x, w], dy)
+    assert torch.equal(dw, torch.zeros_like(dw))
+    assert bool(dx.isfinite().all())
+
+
+def test_nan_in_a_product_reaches_the_weights() -> None:
+    for bits in (0x7FFFFFFF, 0x7FC00000):
+        dy, x, w = torch.zeros(1, 2, 16), torch.ones(1, 2, 16), torch.zeros(1, 16, 16)
+        dy[0, 0, 3] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+        dense.sgd_(w, None, dy, x, torch.tensor(1.0), 0.0, 0.0)
+        assert bool(w[0, 3].isnan().all())
+
+
+def test_losses_take_keywords_and_temperatures_as_tensors() -> None:
+    z, teacher, tau = integers(2, 3, 4), integers(2, 3, 4, seed=1), torch.tensor([1.0, 2.0])
+    ours, theirs = (
+        each(lambda z, t, tau: losses.kl(student=z, teacher=t, tau=tau), z, teacher, tau)
+        for each in (layers.vmap_with_kernels, map_clients)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_kernels_are_not_used_inside_other_transforms(calls: list[str]) -> None:
+    w, x = integers(4, 2, 3, 3), integers(5, 2, 6, 6, seed=1)
+    loss = lambda w: layers.use_kernels(lambda: F.conv2d(x, w).square().sum())  # noqa: E731
+    assert torch.equal(torch.func.grad(loss)(w), torch.func.grad(lambda w: F.conv2d(x, w).square().sum())(w))
+    assert not calls

@@ -1,0 +1,86 @@
+"""Gradients of dense layers' weights as products that are not multiplied out.
+
+The gradient of a dense layer is as large as its weights, and for few examples the time of a step is that of writing
+and reading it. The optimiser can multiply the factors itself, tile by tile, and never write the product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep import tree
+from fedkeep._util.private_apis import wrapper_tensor
+from fedkeep.engine.gpu.kernels import kernels
+from fedkeep.optim import SGD, Optimizer
+from fedkeep.tree import Tree
+
+
+class Product(Tensor):
+    """dy^T x of every client, [K, O, I], from dy [K, B, O] and x [K, B, I]. Whatever reads it multiplies it out."""
+
+    factors: tuple[Tensor, Tensor]
+
+    @staticmethod
+    def of(dy: Tensor, x: Tensor) -> Product:
+        """Return the product of these factors."""
+        self: Product = wrapper_tensor(Product, (len(x), dy.shape[2], x.shape[2]), x.dtype, x.device)
+        self.factors = (dy, x)
+        return self
+
+    def dense(self) -> Tensor:
+        """Multiply out."""
+        dy, x = self.factors
+        return torch.bmm(dy.mT, x)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if args and isinstance(args[0], Product) and func._schema.is_mutable:
+            raise NotImplementedError(f"{func} would change a product that has not been multiplied out")
+        return func(*_dense(args), **_dense(kwargs or {}))
+
+
+def _dense(given: Any) -> Any:
+    if isinstance(given, Product):
+        return given.dense()
+    if type(given) in (list, tuple):
+        return type(given)(_dense(one) for one in given)
+    if type(given) is dict:
+        return {key: _dense(one) for key, one in given.items()}
+    return given
+
+
+def multiply_out(grads: Tree) -> Tree:
+    """Return gradients with every product multiplied out."""
+    return tree.map(_dense, grads)
+
+
+def update_(optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
+    """Update weights and state in place; products go into the weights directly, if the optimiser is SGD."""
+    paths = [path for path, g in tree.items(grads) if isinstance(g, Product)]
+    if not paths or not isinstance(optimizer, SGD):
+        optimizer.update_(multiply_out(grads), state, params, lr)
+        return
+    trees = {"grads": grads, "params": params, **state}
+    leaves: dict[str, dict[str, Any]] = {name: dict(tree.items(one)) for name, one in trees.items()}
+    rate = lr if isinstance(lr, Tensor) else torch.full((), lr, device=leaves["params"][paths[0]].device)
+    for path in paths:
+        w, g = leaves["params"][path], leaves["grads"].pop(path)
+        v = leaves["buffer"].pop(path) if optimizer.momentum else None
+        del leaves["params"][path]
+        if w.is_contiguous() and (v is None or v.is_contiguous()):
+            kernels().dense.sgd_(w, v, *g.factors, rate, optimizer.momentum, optimizer.weight_decay)
+        else:
+            leaves["grads"][path], leaves["params"][path] = g.dense(), w
+            if v is not None:
+                leaves["buffer"][path] = v
+    rest, buffers = leaves.pop("grads"), {name: leaves[name] for name in state}
+    if rest:
+        ordered = {name: {path: one[path] for path in rest} for name, one in buffers.items()}
+        optimizer.update_(rest, ordered, {path: leaves["params"][path] for path in rest}, lr)
