@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 
 def without_nan(value: Any) -> Any:
@@ -20,9 +19,15 @@ def without_nan(value: Any) -> Any:
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
+    if _is_from_numpy(value):
         return without_nan(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_from_numpy(value: Any) -> bool:
+    """Return whether a value is an array or a number of numpy, which is not imported for this."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,9 +6,14 @@ Here, with a fallback:
 
 - `torch._fused_sgd_`, `torch._fused_adam_`: without them, optimisers use their `update` (fedkeep.optim)
 - `torch._C._functorch.is_batchedtensor`: without it, the tensor's representation is used
+- `torch._C._functorch.get_interpreter_stack`: without it, some transform is assumed, and torch's own layers are used
+- `torch.autograd._profiler_enabled`: without it, the parts of every round are marked for a profiler
 
 Used in place, without a fallback:
 
+- `Tensor._make_wrapper_subclass` (here), `torch._C.DisableTorchFunctionSubclass` (fedkeep.engine.gpu.deferred),
+  `torch._C._disabled_torch_function_impl` (fedkeep.engine.gpu.products)
+- `torch.utils._python_dispatch.TorchDispatchMode` (fedkeep.engine.recording)
 - `nn.Module._parameters` (fedkeep.task), `nn.Module._modules` (fedkeep.models.norm)
 - `ClientApp._registered_funcs` (fedkeep.flower.client)
 - `flwr.common.config.parse_config_args` and `flatten_dict` (fedkeep.flower.dry_run)
@@ -18,12 +23,14 @@ Used in place, without a fallback:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 fused_sgd: Any = getattr(torch, "_fused_sgd_", None)
 fused_adam: Any = getattr(torch, "_fused_adam_", None)
+profiler_enabled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
@@ -32,3 +39,16 @@ def is_batched(tensor: torch.Tensor) -> bool:
     if functorch is not None and hasattr(functorch, "is_batchedtensor"):
         return bool(functorch.is_batchedtensor(tensor))
     return "BatchedTensor" in repr(tensor)
+
+
+def active_transforms() -> tuple[str, ...]:
+    """Return the names of torch.func's transforms that are active here, such as "vmap", the outermost first."""
+    functorch = getattr(torch._C, "_functorch", None)
+    if functorch is None or not hasattr(functorch, "get_interpreter_stack"):
+        return ("unknown",)
+    return tuple(str(one.key()).rpartition(".")[2].lower() for one in functorch.get_interpreter_stack() or ())
+
+
+def wrapper_tensor(kind: Any, shape: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a tensor of a subclass that has a shape and a type, but no data."""
+    return torch.Tensor._make_wrapper_subclass(kind, tuple(shape), dtype=dtype, device=device)
