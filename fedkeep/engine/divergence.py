@@ -14,27 +14,47 @@ from fedkeep.errors import Diverged
 from fedkeep.tree import Tree
 
 
-def check_finite(number: int, jobs: Sequence[ClientJob], result: ClientResult, before: Tree) -> Tensor:
-    """Return every client's mean loss, [K]; raise if a client's loss, weights or upload is NaN or infinite."""
-    numbers = tree.leaves({"upload": result.upload, "params": result.params})
+def finite_and_loss(jobs: Sequence[ClientJob], result: ClientResult) -> Tensor:
+    """Return whether every client's losses, weights and upload are finite, and its mean loss: [2, K], on the device."""
+    leaves = tree.leaves({"upload": result.upload, "params": result.params})
+    numbers = {(t.data_ptr(), t.shape, t.stride()): t for t in leaves}.values()  # uploaded weights are there twice
     finite = torch.stack(
-        [t.reshape(len(jobs), -1).isfinite().all(1) for t in numbers] + [result.losses.isfinite().all(0)]
+        [_all_finite(t.reshape(len(jobs), -1)) for t in numbers] + [result.losses.isfinite().all(0)]
     ).all(0)
-    steps = torch.tensor([job.plan.steps for job in jobs])
-    on_host = torch.stack([finite, result.losses.double().sum(0)]).cpu()  # the one place where the host waits
-    if bool(on_host[0].all()):
-        return on_host[1] / steps
-    k = int((on_host[0] == 0).nonzero()[0])
-    raise Diverged(number, jobs[k].id, _explanation(k, jobs[k].plan.steps, result, before))
+    losses = result.losses.double().sum(0)
+    steps = torch.tensor([job.plan.steps for job in jobs]).to(losses.device, non_blocking=True)
+    return torch.stack([finite, losses / steps])
 
 
-def check_server(number: int, server: Tree) -> None:
-    """Raise if aggregation made the server's tree NaN or infinite."""
-    numbers = [(path, t) for path, t in tree.items(server) if t.is_floating_point()]
-    finite = torch.stack([t.isfinite().all() for _, t in numbers]).tolist()
-    bad = [path for (path, _), good in zip(numbers, finite, strict=True) if not good]
+def require_finite(number: int, jobs: Sequence[ClientJob], result: ClientResult, before: Tree, status: Tensor) -> None:
+    """Raise if `status`, from `finite_and_loss`, has a NaN or infinity. The host waits for the device here."""
+    bad = (status[0] == 0).nonzero().flatten().tolist()
+    if bad:
+        k = bad[0]
+        raise Diverged(number, jobs[k].id, _explanation(k, jobs[k].plan.steps, result, before))
+
+
+def finite_server(server: Tree) -> Tensor:
+    """Return whether each number of the server's tree is finite, on the device."""
+    return torch.stack([t.isfinite().all() for t in tree.leaves(server) if t.is_floating_point()])
+
+
+def require_finite_server(number: int, server: Tree, finite: Tensor | None = None) -> None:
+    """Raise if aggregation made the server's tree NaN or infinite; `finite` is what `finite_server` returned."""
+    paths = [path for path, t in tree.items(server) if t.is_floating_point()]
+    flags = (finite_server(server) if finite is None else finite).tolist()
+    bad = [path for path, good in zip(paths, flags, strict=True) if not good]
     if bad:
         raise Diverged(number, None, f"aggregation made {', '.join(bad[:3])} NaN or infinite")
+
+
+def _all_finite(rows: Tensor) -> Tensor:
+    """Return whether each row has finite numbers only: 0 times NaN or infinity is NaN. Faster than `isfinite`.
+
+    >>> _all_finite(torch.tensor([[1.0, 2.0], [1.0, -torch.inf], [torch.nan, 0.0], [3e38, 3e38]]))
+    tensor([ True, False, False,  True])
+    """
+    return (rows * 0).sum(1) == 0
 
 
 def _explanation(k: int, steps: int, result: ClientResult, before: Tree) -> str:

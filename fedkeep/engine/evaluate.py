@@ -13,6 +13,7 @@ from fedkeep import tree
 from fedkeep.data.augment import InputPipeline
 from fedkeep.engine import device
 from fedkeep.engine.distributed import Ranks
+from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
 from fedkeep.runs.history import Record
 from fedkeep.runs.packed import as_table
@@ -47,7 +48,7 @@ def _in_chunks(x: Any, y: Tensor, inputs: InputPipeline, chunk: int) -> Iterator
     """Yield the examples, as the model gets them, and their labels, `chunk` at a time."""
     for start in range(0, len(y), chunk):
         part = slice(start, start + chunk)
-        yield inputs(tree.take(x, part)), y[part]
+        yield gather(x, part, inputs), y[part]
 
 
 def _count_pairs(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
@@ -58,7 +59,11 @@ def _count_pairs(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
     models = predicted.reshape(-1, predicted.shape[-1])
     first = torch.arange(len(models), device=truth.device)[:, None] * classes
     cells = (first + truth) * classes + models
-    counts = torch.bincount(cells.reshape(-1), minlength=len(models) * classes**2)
+    cells, size = cells.reshape(-1), len(models) * classes**2
+    if cells.is_cuda:  # where bincount waits for the device
+        counts = torch.zeros(size, dtype=torch.long, device=cells.device).index_add_(0, cells, torch.ones_like(cells))
+    else:
+        counts = torch.bincount(cells, minlength=size)
     return counts.reshape(*predicted.shape[:-1], classes, classes)
 
 
@@ -91,7 +96,11 @@ class Evaluator:
     example_bytes: int
 
     def global_model(self, params: Tree) -> Record:
-        """Return `confusion` and `test_loss` of the global model; every rank evaluates its part of the test set."""
+        """Return `confusion` and `test_loss` of the global model."""
+        return self.read(self.start(params))
+
+    def start(self, params: Tree) -> list[Tree]:
+        """Evaluate the global model; every rank has its part of the test set. A GPU may still be at work on return."""
         part = self.ranks.slice(len(self.y))
         x, y = tree.take(self.x, part), self.y[part]
 
@@ -99,7 +108,10 @@ class Evaluator:
             confusion, loss = evaluate(self.task, params, x, y, self.inputs, chunk=self._chunk(1))
             return {"confusion": confusion, "loss": loss}
 
-        parts = self.ranks.gather(evaluate_part, self.task.device)
+        return self.ranks.gather(evaluate_part, self.task.device)
+
+    def read(self, parts: list[Tree]) -> Record:
+        """Return the record of what `start` returned; nothing on every rank but the first."""
         if not parts:
             return {}
         confusion, loss = (torch.stack([one[key] for one in parts]).sum(0) for key in ("confusion", "loss"))

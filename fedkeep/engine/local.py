@@ -23,7 +23,9 @@ from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
 from fedkeep.engine import device
+from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
+from fedkeep.engine.round_parts import visit_part
 from fedkeep.errors import MethodError
 from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
@@ -71,10 +73,31 @@ class LocalTraining:
         local: Tree,
         lr: float | Tensor,
         each: Each = call_one,
+        gradients: Callable[[Tree], tuple[Tensor, Tree]] | None = None,
     ) -> Tensor:
-        """Take one local step, in place: the only function in which a client's weights change. Return the loss."""
-        method, optimizer = self.method, self.task.optimizer
+        """Take one local step, in place: the only function in which a client's weights change. Return the loss.
+
+        `gradients` may compute what `losses_and_gradients` does in another way, with the same result.
+        """
+        trees = {"params": params, "batch": batch, "shared": shared, "facts": facts, "local": local}
+        losses, grads = gradients(trees) if gradients is not None else self.losses_and_gradients(trees, each)
+        optimizer = self.task.optimizer
+        with torch.no_grad():
+            if self.task.dtype == torch.float32 and optimizer.fused:
+                self.task.accelerator.update_(optimizer, grads, state, params, lr)
+            else:
+                grads = self.task.accelerator.as_tensors(grads)
+                new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
+                tree.copy_(params, new[0])
+                tree.copy_(state, new[1])
+        return losses
+
+    def losses_and_gradients(self, trees: Tree, each: Each) -> tuple[Tensor, Tree]:
+        """Return every client's loss and the gradient for its optimiser: combined, corrected and clipped."""
+        params, batch, shared, facts, local = (trees[key] for key in ("params", "batch", "shared", "facts", "local"))
+        method = self.method
         several = len(method.passes) > 1
+        changed = several or method.uses("correct") or self.clip_norm is not None
         if several and method.uses("annotate") and "note" not in batch:  # once for all passes
             noted = each(lambda b, loc: self.annotate(shared, loc, b["x"], b["y"]), batch, local)
             batch = {**batch, "note": noted}
@@ -93,20 +116,15 @@ class LocalTraining:
                         facts,
                         local,
                     )
-            losses[name], gradients[name] = self._gradient(name, point, batch, shared, facts, local, each)
+            losses[name], gradient = self._gradient(name, point, batch, shared, facts, local, each)
+            gradients[name] = self.task.accelerator.as_tensors(gradient) if changed else gradient
         grads = gradients if several else gradients["loss"]
         with torch.no_grad():
-            if several or method.uses("correct") or self.clip_norm is not None:
+            if changed:
                 grads = each(
                     lambda g, w, f, loc: self._final_gradient(g, w, shared, f, loc), grads, params, facts, local
                 )
-            if self.task.dtype == torch.float32 and optimizer.fused:
-                optimizer.update_(grads, state, params, lr)
-            else:
-                new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
-                tree.copy_(params, new[0])
-                tree.copy_(state, new[1])
-        return losses["loss"].detach()
+        return losses["loss"].detach(), grads
 
     def _gradient(
         self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
@@ -235,6 +253,11 @@ class LocalTraining:
         """Whether notes are computed once per visit: not where augmentation changes the inputs at every step."""
         return self.method.uses("annotate") and not self.inputs.augment
 
+    @property
+    def annotates(self) -> bool:
+        """Whether a visit needs the notes of all of its examples at its start."""
+        return self.annotates_once or (self.method.uses("annotate") and self.method.uses("select_examples"))
+
     def annotate(self, shared: Tree, local: Tree, x: Any, y: Tensor) -> Tree:
         """Return the notes of some examples, without gradient."""
         if not self.method.uses("annotate"):
@@ -244,10 +267,10 @@ class LocalTraining:
 
     def annotate_all(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
         """Return the notes of all of a client's own examples, unaugmented, if this visit needs them; else nothing."""
-        if not (self.annotates_once or (self.method.uses("annotate") and self.method.uses("select_examples"))):
+        if not self.annotates:
             return {}
         parts = torch.split(own, self.annotation_batch_size(x, own.device))
-        return tree.cat([self.annotate(shared, local, self.inputs(tree.take(x, at)), y[at]) for at in parts])
+        return tree.cat([self.annotate(shared, local, gather(x, at, self.inputs), y[at]) for at in parts])
 
     def annotation_batch_size(self, x: Any, place: torch.device) -> int:
         """Return how many examples are annotated at a time; on a CPU the same in every runtime."""
@@ -309,9 +332,10 @@ def require_selection(method: FedAvg, choice: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def at_stage(method: FedAvg, stage: str, client: int | None = None) -> Iterator[None]:
-    """Add to an error where it happened; the error itself stays the same."""
+    """Add to an error where it happened, the error itself stays the same; mark the stage for a profiler."""
     try:
-        yield
+        with visit_part(stage):
+            yield
     except Exception as error:
         who = "" if client is None else f" of client {client}"
         error.add_note(f"in {stage}{who}, method {method.name}")

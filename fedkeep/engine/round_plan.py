@@ -41,16 +41,18 @@ class RoundPlanner:
         ahead, self._ahead = self._ahead, None
         return ahead if ahead and ahead.round == number else self._plan(number)
 
-    def plan_ahead(self, number: int) -> None:
-        """Make a round's plan before it is needed, unless one is ready or the last round is over."""
-        if self._ahead is None and number <= self.settings.rounds:
-            self._ahead = self._plan(number)
+    def plan_ahead(self, number: int) -> list[ClientJob]:
+        """Make a round's plan before it is needed; return its jobs, none if it was ready or there is no such round."""
+        if self._ahead is not None or number > self.settings.rounds:
+            return []
+        self._ahead = self._plan(number)
+        return self._ahead.jobs
 
     def cohort(self, number: int) -> tuple[list[int], list[int]]:
         """Return the clients that take part in a round, and the sampled ones without examples."""
         sampled = sample_cohort(self.settings.seed, number, len(self.clients), self.cohort_size).tolist()
-        cohort = [k for k in sampled if len(self.clients[k])]
-        return cohort, [k for k in sampled if not len(self.clients[k])]
+        cohort = [k for k in sampled if self.clients.size(k)]
+        return cohort, [k for k in sampled if not self.clients.size(k)]
 
     def job(self, client: int, number: int) -> ClientJob:
         """Return one client's job in a round; its state is added later."""
@@ -60,6 +62,6 @@ class RoundPlanner:
 
     def _plan(self, number: int) -> RoundPlan:
         cohort, skipped = self.cohort(number)
-        divided = self.ranks.divide([len(self.clients[k]) for k in cohort])
+        divided = self.ranks.divide([self.clients.size(k) for k in cohort])
         shares = [[cohort[i] for i in share] for share in divided]
         return RoundPlan(number, cohort, skipped, shares, [self.job(k, number) for k in shares[self.ranks.rank]])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeep import tree
 from fedkeep.engine.distributed import Ranks
-from fedkeep.engine.divergence import check_finite
+from fedkeep.engine.divergence import finite_and_loss, require_finite
 from fedkeep.engine.evaluate import Evaluator
 from fedkeep.engine.local import ClientJob, ClientResult
+from fedkeep.engine.round_parts import round_part
 from fedkeep.engine.round_plan import RoundPlan, RoundPlanner
 from fedkeep.engine.server_hooks import broadcast
 from fedkeep.engine.settings import Settings
@@ -30,6 +33,8 @@ class RoundResult:
     `keep_models` also `params`, the local models; without it, where local models are evaluated, `hits` and
     `label_counts` [K, C]. It is empty if the cohort is, and on every rank but the first. If uploads are only
     averaged and the cohort was trained in chunks, `upload` has one entry for each chunk: its mean.
+
+    A GPU may still be training when this is returned; `verify` waits for it.
     """
 
     plan: RoundPlan
@@ -37,6 +42,12 @@ class RoundResult:
     shared: Tree
     clients: Tree
     bytes_up: int
+    checks: tuple[Callable[[], None], ...] = ()
+
+    def verify(self) -> None:
+        """Raise `Diverged` if a client's numbers are NaN or infinite."""
+        for check in self.checks:
+            check()
 
 
 @dataclass(frozen=True)
@@ -51,22 +62,27 @@ class RoundTrainer:
 
     def train(self, server: Tree, states: ClientStore, number: int, keep_models: bool = False) -> RoundResult:
         """Train a round's cohort; every rank trains its share, rank 0 gets all results."""
-        lr, plan = self.settings.lr_in(number), self.planner.plan(number)
-        shared = broadcast(self.trainer.local.method, server)
+        with round_part("plan"):
+            lr, plan = self.settings.lr_in(number), self.planner.plan(number)
+        with round_part("broadcast"):
+            shared = broadcast(self.trainer.local.method, server)
         if not plan.cohort:
             return RoundResult(plan, lr, shared, {}, 0)
         stored: list[Tree] = []
         self.ranks.on_rank0(lambda: stored.extend(_stored(states, share) for share in plan.shares))
         device = self.trainer.local.task.device
         sent = self.ranks.scatter(stored, device)
-        gathered = self.ranks.gather(lambda: self._train_share(shared, plan, sent, lr, keep_models), device)
+        checks: list[Callable[[], None]] = []
+        gathered = self.ranks.gather(lambda: self._train_share(shared, plan, sent, lr, keep_models, checks), device)
         if not gathered:
             return RoundResult(plan, lr, shared, {}, 0)
         clients = tree.cat([part for part in gathered if part])
-        order, upload, bytes_up = torch.argsort(clients["id"]), clients.pop("upload"), clients.pop("bytes")
+        order = torch.argsort(clients["id"])
+        upload, bytes_up = clients.pop("upload"), clients.pop("bytes")
         if len(gathered) > 1 and len(tree.leaves(upload)[0]) == len(order):
             upload = tree.take(upload, order)
-        return RoundResult(plan, lr, shared, {**tree.take(clients, order), "upload": upload}, int(bytes_up.sum()))
+        clients = {**tree.take(clients, order), "upload": upload}
+        return RoundResult(plan, lr, shared, clients, int(bytes_up.sum()), tuple(checks))
 
     def client_state(self, stored: Tree | None, params: Tree) -> Tree:
         """Return a client's state on the device: the stored one, or that of a first visit."""
@@ -74,23 +90,44 @@ class RoundTrainer:
         state = stored if stored is not None else local.method.init_client(local.task, params)
         return tree.to(state, local.task.device)
 
-    def _train_share(self, shared: Tree, plan: RoundPlan, states: Tree, lr: float, keep_models: bool) -> Tree:
-        """Train this rank's clients; plan the next round while a GPU is busy."""
+    def _train_share(
+        self,
+        shared: Tree,
+        plan: RoundPlan,
+        states: Tree,
+        lr: float,
+        keep_models: bool,
+        checks: list[Callable[[], None]],
+    ) -> Tree:
+        """Train this rank's clients; plan the next round while a GPU is busy.
+
+        Divergence is checked before the memory of a chunk is used again and before results are sent to another rank.
+        The check of a whole cohort is left for later: the host goes on while a GPU is training.
+        """
         jobs = [job._replace(client=self.client_state(states.get(str(job.id)), shared["params"])) for job in plan.jobs]
         chunks = []
         for chunk, result in self.trainer.train(shared, jobs, lr):
-            self.planner.plan_ahead(plan.round + 1)
-            chunks.append(self._collect(plan, shared, chunk, result, keep_models))  # waits for the device
+            with round_part("plan"):
+                self.trainer.plan_ahead(self.planner.plan_ahead(plan.round + 1))
+            with round_part("check for NaN"):
+                status = finite_and_loss(chunk, result)
+                check = functools.partial(require_finite, plan.round, chunk, result, shared["params"], status)
+                queued = self.trainer.local.task.accelerator.queues
+                if self.ranks.size > 1 or len(chunk) < len(jobs) or not queued:
+                    check()
+                else:
+                    checks.append(check)
+            chunks.append(self._collect(plan, chunk, result, status[1], keep_models))
         return tree.cat(chunks) if chunks else {}
 
     def _collect(
-        self, plan: RoundPlan, shared: Tree, jobs: Sequence[ClientJob], result: ClientResult, keep_models: bool
+        self, plan: RoundPlan, jobs: Sequence[ClientJob], result: ClientResult, loss: Tensor, keep_models: bool
     ) -> Tree:
-        """Return what server and record need of some trained clients, [K] each; raise if they diverged."""
-        mean_loss = check_finite(plan.round, jobs, result, shared["params"])
+        """Return what server and record need of some trained clients, [K] each."""
         method, here = self.trainer.local.method, self.trainer.local.task.device
-        clients: Tree = {"loss": mean_loss.to(here), "id": torch.tensor([job.id for job in jobs], device=here)}
-        clients["bytes"] = torch.full((1,), tree.nbytes(result.upload), device=here)
+        ids = torch.tensor([job.id for job in jobs]).to(here, non_blocking=True)
+        clients: Tree = {"loss": loss, "id": ids}
+        clients["bytes"] = torch.full((1,), tree.nbytes(result.upload), device=here if self.ranks.size > 1 else "cpu")
         clients["upload"], clients["client"] = result.upload, tree.detach(result.client)
         averages = self.settings.plain_mean and not (method.uses("aggregate") or method.uses("finish"))
         if averages and not keep_models and len(jobs) < len(plan.cohort):  # a mean of means saves memory
@@ -101,8 +138,10 @@ class RoundTrainer:
         elif self.settings.due(self.settings.eval_local_every, plan.round):
             engine = self.trainer.engine
             each = engine.each if isinstance(engine, Stacked) else None
-            clients["hits"] = self.evaluator.local_models(result.params, len(jobs), each)
-            clients["label_counts"] = torch.from_numpy(np.stack([job.counts for job in jobs])).to(here)
+            with round_part("test of the local models"):
+                clients["hits"] = self.evaluator.local_models(result.params, len(jobs), each)
+            counts = torch.from_numpy(np.stack([job.counts for job in jobs]))
+            clients["label_counts"] = counts.to(here, non_blocking=True)
         return clients
 
 

@@ -11,7 +11,7 @@ import torch
 from fedkeep import tree
 from fedkeep.data.seeds import server_seed
 from fedkeep.engine import privacy, robust
-from fedkeep.engine.divergence import check_server
+from fedkeep.engine.divergence import require_finite_server
 from fedkeep.engine.privacy import RandomBytes
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import MethodError
@@ -55,7 +55,22 @@ def aggregate(
     settings: Settings,
     random_bytes: RandomBytes | None = None,
 ) -> Tree:
-    """Return the server's next tree; raise `Diverged` if it has NaN or infinite numbers.
+    """Return the server's next tree; raise `Diverged` if it has NaN or infinite numbers."""
+    new = aggregate_unchecked(method, task, server, uploads, cohort, settings, random_bytes)
+    require_finite_server(cohort.round, new)
+    return new
+
+
+def aggregate_unchecked(
+    method: FedAvg,
+    task: Task,
+    server: Tree,
+    uploads: Tree,
+    cohort: Cohort,
+    settings: Settings,
+    random_bytes: RandomBytes | None = None,
+) -> Tree:
+    """Return the server's next tree, which may have NaN or infinite numbers: the host has not looked at it.
 
     Robust averaging and differential privacy change the uploads, and the method does not notice. `random_bytes` is the
     source of the noise; by default it follows from the seed.
@@ -66,9 +81,7 @@ def aggregate(
         uploads = privacy.privatise(method, server, uploads, cohort, settings, size, source)
     elif not settings.plain_mean:
         uploads, cohort = robust.resist(method, server, uploads, cohort, settings)
-    new = tree.detach(_checked(method, "aggregate", method.aggregate(task, server, uploads, cohort)))
-    check_server(cohort.round, new)
-    return new
+    return tree.detach(_checked(method, "aggregate", method.aggregate(task, server, uploads, cohort)))
 
 
 def _checked(method: FedAvg, hook: str, value: Any) -> Tree:

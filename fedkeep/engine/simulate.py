@@ -47,7 +47,7 @@ def simulate(
     `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`. `clients` is a partition, or any
     iterable of index arrays. `criterion` is the loss, one value per example; a loss module is taken with
     reduction="none". The settings are those of `Settings`. A callback is called after every round with the simulation
-    and the round's record.
+    and the round's record; if it has a method `close`, that is called when the run ends, also by an error or Ctrl-C.
 
     With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -19,9 +19,12 @@ from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine import device, privacy, server_hooks, setup
 from fedkeep.engine.distributed import current_ranks
+from fedkeep.engine.divergence import finite_server, require_finite_server
 from fedkeep.engine.evaluate import Evaluator
+from fedkeep.engine.gpu.accelerator import GpuAccelerator
 from fedkeep.engine.local import ClientJob, LocalTraining
 from fedkeep.engine.loop import Loop
+from fedkeep.engine.round_parts import round_part
 from fedkeep.engine.round_plan import RoundPlanner
 from fedkeep.engine.round_trainer import RoundResult, RoundTrainer
 from fedkeep.engine.settings import Settings
@@ -47,6 +50,7 @@ class Simulation:
     """A federation, round by round, in one process or in several started by `torchrun`.
 
     `simulate` is the usual way to run one from the first round to the last. `state` holds everything that changes.
+    A callback is called after every round. If it has a method `close`, `run` calls that at its end, whatever ends it.
     """
 
     def __init__(
@@ -75,6 +79,8 @@ class Simulation:
         )
         public = setup.prepare_public(data.public, self.eval_inputs, place)
         self.task = setup.make_task(model, settings, data.n_classes, len(self.clients), public, criterion, place)
+        if place.type == "cuda":
+            self.task.accelerator = GpuAccelerator(place)
         sample = self.eval_inputs(tree.take(self.x, torch.zeros(2, dtype=torch.long, device=place)))
         check_forward(self.task, sample)
         self.threads = device.threads(settings, self.task)
@@ -134,7 +140,14 @@ class Simulation:
     # Running
 
     def run(self) -> History:
-        """Run to the last round, or until a callback stops it."""
+        """Run to the last round, or until a callback stops it; then close the callbacks."""
+        with ExitStack() as stack:
+            for close in (getattr(callback, "close", None) for callback in self.callbacks):
+                if callable(close) and self.ranks.first:  # only rank 0 calls callbacks
+                    stack.callback(close)
+            return self._run()
+
+    def _run(self) -> History:
         self._begin()
         try:
             while self.round < self.settings.rounds and not self._stop:
@@ -158,7 +171,7 @@ class Simulation:
         """Run one round and return its record."""
         self._begin()
         began = time.perf_counter()
-        result = self.train_round()
+        result = self._train_round(self.round + 1)
         with delayed() if self.ranks.size == 1 else nullcontext():  # a signal waits until the round is complete
             self._applying = True
             record = self.apply(result)
@@ -191,20 +204,23 @@ class Simulation:
 
         With `keep_models` the result holds every client's local model, and none is evaluated for the record.
         """
-        number = self.round + 1 if number is None else number
-        with self._numerics():
-            return self.round_trainer.train(self.server, self.state.clients, number, keep_models)
+        result = self._train_round(self.round + 1 if number is None else number, keep_models)
+        result.verify()
+        return result
 
     def aggregate(self, result: RoundResult) -> Tree:
         """Return the server's next tree. Nothing changes."""
-        cohort = server_hooks.make_cohort(self.settings, result.plan.cohort, result.plan.round)
-        with self._numerics():
-            uploads = result.clients["upload"]
-            return server_hooks.aggregate(self.method, self.task, self.server, uploads, cohort, self.settings)
+        server = self._aggregate(result)
+        require_finite_server(result.plan.round, server)
+        return server
 
     def apply(self, result: RoundResult) -> Record:
-        """Apply a trained round: aggregate, store the clients' states, evaluate. Return the round's record."""
-        plan = result.plan
+        """Apply a trained round: aggregate, evaluate, store the clients' states. Return the round's record.
+
+        All of the device's work is started before the first of its results is read, so that a GPU never waits for
+        the host in between.
+        """
+        plan, server, evaluation = result.plan, self.server, None
         record: Record = {
             "round": plan.round,
             "lr": result.lr,
@@ -215,12 +231,23 @@ class Simulation:
             "train_loss": None,
         }
         if plan.cohort:
-            record.update(self.ranks.on_rank0(lambda: self._apply_uploads(result)))
-            self.state.server = self.ranks.broadcast(self.server, self.task.device)
+            aggregated: list[Tree] = [server]
+            self.ranks.on_rank0(lambda: aggregated.append(self._aggregate(result)))
+            server = self.ranks.broadcast(aggregated[-1], self.task.device)
         else:
             log.warning("round %d: none of the sampled clients has any examples; nothing changes", plan.round)
+        finite = finite_server(server)
         if self.settings.due(self.settings.eval_every, plan.round):
-            record.update(self._evaluate())
+            with self._numerics(), round_part("test of the global model"):
+                evaluation = self.evaluator.start(server["params"])
+        if plan.cohort:
+            with round_part("check for NaN"):
+                self.ranks.on_rank0(result.verify)
+                require_finite_server(plan.round, server, finite)
+            self.state.server = server
+            record.update(self.ranks.on_rank0(lambda: self._store(result)))
+        if evaluation is not None:
+            record.update(self.evaluator.read(evaluation))
         return self._private(record) if self.settings.private else record
 
     def job(self, client: int, number: int) -> ClientJob:
@@ -236,16 +263,32 @@ class Simulation:
         shared = server_hooks.broadcast(self.method, self.server)
         return self.method.personal_params(Visit("personal_params", self.task, shared, self.client_state(client)))
 
-    def _apply_uploads(self, result: RoundResult) -> Record:
-        """Take over the aggregated server tree and the clients' states; return the cohort's part of the record."""
-        self.state.server = self.aggregate(result)
+    def _train_round(self, number: int, keep_models: bool = False) -> RoundResult:
+        with self._numerics():
+            return self.round_trainer.train(self.server, self.state.clients, number, keep_models)
+
+    def _aggregate(self, result: RoundResult) -> Tree:
+        cohort = server_hooks.make_cohort(self.settings, result.plan.cohort, result.plan.round)
+        uploads = result.clients["upload"]
+        try:
+            with self._numerics(), round_part("aggregation"):
+                return server_hooks.aggregate_unchecked(
+                    self.method, self.task, self.server, uploads, cohort, self.settings
+                )
+        except Exception:
+            result.verify()  # if the clients diverged, that is the cause
+            raise
+
+    def _store(self, result: RoundResult) -> Record:
+        """Store the clients' states; return the cohort's part of the record."""
         clients, plan = result.clients, result.plan
         if clients["client"]:
             states = clients["client"]
             if not self._reserve_on_device(tree.nbytes(states) / len(plan.cohort)):
                 states = tree.to(states, "cpu")
-            for k, client in enumerate(plan.cohort):
-                self.state.clients.put(client, tree.map(lambda t, k=k: t[k].clone(), states), plan.round)
+            with round_part("client states"):
+                for k, client in enumerate(plan.cohort):
+                    self.state.clients.put(client, tree.map(lambda t, k=k: t[k].clone(), states), plan.round)
         record: Record = {"train_loss": float(clients["loss"].mean()), "bytes_up": result.bytes_up}
         if "hits" in clients:
             total = torch.bincount(self.y_test, minlength=self.task.n_classes)
@@ -284,13 +327,14 @@ class Simulation:
         return {**privacy.public_record(record), "epsilon": privacy.epsilon(self.settings, cohorts)}
 
     def _evaluate(self) -> Record:
-        with self._numerics():
+        with self._numerics(), round_part("test of the global model"):
             return self.evaluator.global_model(self.params)
 
     def _record(self, record: Record) -> None:
-        self.ranks.on_rank0(lambda: self.state.record(record))
-        if not self.ranks.first:
-            self.state.record(record)
+        with round_part("writing"):
+            self.ranks.on_rank0(lambda: self.state.record(record))
+            if not self.ranks.first:
+                self.state.record(record)
 
     def _call_callbacks(self, record: Record) -> bool:
         """Call the callbacks, and return whether one of them has stopped the run."""
@@ -313,7 +357,8 @@ class Simulation:
         return continues and self.folder is not None and self.folder.checkpoint_due(self.round)
 
     def _checkpoint(self) -> None:
-        self.ranks.on_rank0(self.state.checkpoint)
+        with round_part("writing"):
+            self.ranks.on_rank0(self.state.checkpoint)
 
     def _numerics(self) -> AbstractContextManager[None]:
         return device.numerics(self.settings, self.task.device, self.threads)

@@ -1,11 +1,14 @@
 """The stacked engine: the cohort's weights on a leading client axis, one vectorised step for all clients.
 
 Clients are sorted longest first, so that those still training are always a prefix: no client takes a padded step.
-Within a step, batches of unequal size are padded and masked. On a GPU the steps are replayed from CUDA graphs.
+Within a step, batches of unequal size are padded and masked. On a GPU the steps are replayed from CUDA graphs, on a CPU
+from recordings.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +18,10 @@ from torch import Tensor, nn
 
 from fedkeep import tree
 from fedkeep.engine.gpu.graphs import Graphs
+from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage, require_pair, require_selection
 from fedkeep.engine.mapping import Each, map_clients, one_stream_each
+from fedkeep.engine.replay import Replay
 from fedkeep.engine.stacked_plan import StackedPlan
 from fedkeep.method import Visit
 from fedkeep.tree import Tree
@@ -26,33 +31,60 @@ class Stacked:
     """Trains a cohort in one vectorised step per local step.
 
     `each` maps a function over the clients: `map_clients` by vmap, `vmap_with_kernels` by vmap with our own kernels, or
-    `one_stream_each`, one client after another, for modules that vmap does not support.
+    `one_stream_each`, one client after another, for modules that vmap does not support. `rounds` is the length of the
+    run: in a long one, steps on a CPU are recorded and replayed.
     """
 
     name = "stacked"
 
-    def __init__(self, local: LocalTraining, x: Any, y: Tensor, each: Each = map_clients) -> None:
+    def __init__(self, local: LocalTraining, x: Any, y: Tensor, each: Each = map_clients, rounds: int = 1) -> None:
         self.local, self.x, self.y, self.each = local, x, y, each
         self.graphs = Graphs(self._step, local.task) if y.device.type == "cuda" else None
+        self._ahead: StackedPlan | None = None  # of the next cohort
+        self.replay: Replay | None = None
+        if y.device.type == "cpu" and each is map_clients:
+            self.replay = Replay(lambda trees: local.losses_and_gradients(trees, each), local.task.n_weights, rounds)
 
     def train(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         """Train every client of the cohort; the results are stacked in the order of the jobs."""
-        order = sorted(range(len(jobs)), key=lambda k: -jobs[k].plan.steps)
+        order = _longest_first(jobs)
         result = self._train_sorted(shared, [jobs[k] for k in order], lr)
-        back = torch.from_numpy(np.argsort(order)).to(self.y.device)
-        params, upload, client = (tree.take(part, back) for part in result[:3])
+        back = torch.from_numpy(np.argsort(order)).to(self.y.device, non_blocking=True)  # the host does not wait
+        taken: dict[tuple[Any, ...], Tensor] = {}  # by place in memory: an upload often holds the local model
+
+        def take(t: Tensor) -> Tensor:
+            key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
+            if key not in taken:
+                taken[key] = t[back]
+            return taken[key]
+
+        params, upload, client = (tree.map(take, part) for part in result[:3])
         return ClientResult(params, upload, client, result.losses[:, back])
+
+    def plan_ahead(self, jobs: Sequence[ClientJob]) -> None:
+        """Copy the plans of the next cohort to the device while it is busy."""
+        if self.graphs and jobs:
+            self._ahead = StackedPlan([jobs[k] for k in _longest_first(jobs)], self.y.device)
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         method, task = self.local.method, self.local.task
-        plan = StackedPlan(jobs, self.y.device)
+        plan, self._ahead = self._ahead, None
+        if plan is None or not plan.is_of(jobs):
+            plan = StackedPlan(jobs, self.y.device)
         client = tree.stack([job.client for job in jobs])
         facts = self.local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad():
             with at_stage(method, "prepare"):
-                local = map_clients(lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts)
+                local: Tree = {}
+                if method.uses("prepare"):
+                    local = map_clients(
+                        lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts
+                    )
             with at_stage(method, "start"):
-                params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
+                if method.uses("start"):
+                    params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
+                else:
+                    params = tree.map(lambda w: w.expand(len(jobs), *w.shape), shared["params"])
             with at_stage(method, "annotate"):
                 notes = self._notes(shared, local, plan)
             with at_stage(method, "select_examples"):
@@ -72,6 +104,8 @@ class Stacked:
             if self.graphs:
                 buffers = self.graphs.run(buffers, plan.live, lr)
             else:
+                if self.replay:
+                    self.replay.expect(plan.live)
                 for s, active in enumerate(plan.live):
                     self._step(buffers, s, active, active, lr)
         params, losses = buffers["params"], buffers["losses"][: len(plan.live)]
@@ -116,6 +150,7 @@ class Stacked:
             running["local"],
             lr,
             each=self.each,
+            gradients=self.replay,
         )
         if before:
             live = plan["mask"].any(1)
@@ -139,7 +174,7 @@ class Stacked:
         """Gather a step's examples: x, y, mask, with leading axes [clients, B]."""
         at = plan["at"]
         drawn = tree.map(lambda t: t.reshape(-1), augment) if augment else None
-        x = self.local.inputs(tree.take(self.x, at.reshape(-1)), drawn)
+        x = gather(self.x, at.reshape(-1), self.local.inputs, drawn)
         x = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
         return {"x": x, "y": self.y[at], "mask": plan["mask"]}
 
@@ -147,10 +182,28 @@ class Stacked:
         """Annotate the cohort's examples: client by client, or all at once if `prepare` returns nothing."""
         if not local:
             return self.local.annotate_all(shared, local, self.x, self.y, plan.examples)
+        if self.graphs and self.each is not one_stream_each:
+            return self._notes_of_stack(shared, local, plan)
         parts = [
             self.local.annotate_all(shared, tree.take(local, k), self.x, self.y, own) for k, own in enumerate(plan.own)
         ]
         return tree.cat(parts)
+
+    def _notes_of_stack(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
+        """Annotate the examples of all clients together, over a padded axis: a GPU has room for several clients."""
+        if not self.local.annotates:
+            return {}
+        longest, clients = max(plan.sizes), len(plan.sizes)
+        place = torch.arange(longest, device=self.y.device)
+        at = plan.examples[plan.start[:, None] + torch.minimum(place, plan.last[:, None])]
+        size = max(1, self.local.annotation_batch_size(self.x, self.y.device) // clients)
+        parts = []
+        for own in torch.split(at, size, dim=1):
+            x = gather(self.x, own.reshape(-1), self.local.inputs)
+            x = tree.map(lambda t, own=own: t.reshape(*own.shape, *t.shape[1:]), x)
+            parts.append(self.each(lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, x, self.y[own]))
+        notes = tree.map(lambda *ts: torch.cat(ts, dim=1), *parts)
+        return tree.map(lambda t: torch.cat([row[:n] for row, n in zip(t, plan.sizes, strict=True)]), notes)
 
     def _selected(self, shared: Tree, facts: Tree, local: Tree, plan: StackedPlan, notes: Tree) -> Tree:
         """Let every client select its examples, over a padded axis of examples."""
@@ -186,25 +239,38 @@ class Stacked:
 
     def _measure(self, params: Tree, shared: Tree, facts: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Sum the method's measurements over one unaugmented pass of every client."""
+        task, device = self.local.task, self.y.device
+        width = plan.steps_on_device["at"].shape[-1]
         total: Tree = {}
-        for s in range(plan.per_epoch[0]):
-            active = int(np.searchsorted(-plan.per_epoch, -s, side="left"))
-            batch = self._batch(tree.take(plan.steps_on_device, (s, slice(active))), augment=None)
-            width = batch["mask"].shape[1]
-            batch["position"] = (torch.arange(width, device=self.y.device) + s * width).expand(active, width)
-            with at_stage(self.local.method, "measure"):
-                sums = self._each_without_kernels(
-                    lambda w, b, f, loc: self.local.measure(w, b, shared, f, loc),
-                    tree.take(params, slice(active)),
-                    batch,
-                    tree.take(facts, slice(active)),
-                    tree.take(local, slice(active)),
-                )
-            if s == 0:
-                total = sums
-            else:
-                total = tree.map(lambda t, part: torch.cat([t[: len(part)] + part, t[len(part) :]]), total, sums)
+        clients = [int(np.searchsorted(-plan.per_epoch, -s, side="left")) for s in range(plan.per_epoch[0])]
+        counter = torch.zeros(1, dtype=torch.int64, device=device)
+
+        def measured(active: int) -> Tree:
+            """Measure the next batch of the first clients."""
+            row = tree.map(lambda t: _row(t, counter, active), plan.steps_on_device)
+            batch = self._batch(row, augment=None)
+            batch["position"] = (torch.arange(width, device=device) + counter * width).expand(active, width)
+            return self._each_without_kernels(  # type: ignore[no-any-return]
+                lambda w, b, f, loc: self.local.measure(w, b, shared, f, loc),
+                *(tree.take(part, slice(active)) for part in (params, batch, facts, local)),
+            )
+
+        def add(active: int) -> None:
+            tree.map(lambda t, part: t[:active].add_(part), total, measured(active))
+            counter.add_(1)
+
+        with at_stage(self.local.method, "measure"):
+            total = tree.map(torch.clone, measured(clients[0]))
+            counter.add_(1)
+            for active, group in itertools.groupby(clients[1:]):
+                step = task.accelerator.capture(functools.partial(add, active))
+                for _ in group:
+                    step()
         return total
+
+
+def _longest_first(jobs: Sequence[ClientJob]) -> list[int]:
+    return sorted(range(len(jobs)), key=lambda k: -jobs[k].plan.steps)
 
 
 def _row(t: Tensor, s: int | Tensor, clients: int) -> Tensor:

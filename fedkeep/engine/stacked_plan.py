@@ -34,7 +34,8 @@ class StackedPlan:
                 augment[key][:s, k, :b] = value
 
         def put(a: np.ndarray) -> Tensor:
-            return torch.from_numpy(a).to(device)
+            t = torch.from_numpy(a)
+            return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
         # at: index into the training data; place: index into `examples`; mask: False for padding
         self.steps_on_device: Tree = tree.map(put, {"at": at, "place": place, "mask": mask, "augment": augment})
@@ -42,6 +43,10 @@ class StackedPlan:
         self.own = torch.split(self.examples, self.sizes)
         self.start, self.last = put(starts), put(np.array(self.sizes) - 1)  # of each client's own examples
         self.jobs = jobs
+
+    def is_of(self, jobs: Sequence[ClientJob]) -> bool:
+        """Return whether this was made from the plans of these jobs."""
+        return len(jobs) == len(self.jobs) and all(a.plan is b.plan for a, b in zip(jobs, self.jobs, strict=True))
 
     def valid_and_noise(self) -> tuple[Tensor, Tensor]:
         """Return, over a padded axis of examples, which ones are real and their random numbers: [K, longest]."""

@@ -27,7 +27,7 @@ class Trainer:
 
     def __init__(self, local: LocalTraining, x: Any, y: Tensor, shared: Tree, settings: Settings) -> None:
         self.local, self.x, self.y, self._shared = local, x, y, shared
-        self._tf32, self._at_once = settings.tf32, settings.at_once
+        self._tf32, self._at_once, self._rounds = settings.tf32, settings.at_once, settings.rounds
         self.engine = self._choose(settings.engine)
 
     def train(
@@ -49,5 +49,10 @@ class Trainer:
             yield jobs[:size], result
             jobs = jobs[size:]
 
+    def plan_ahead(self, jobs: Sequence[ClientJob]) -> None:
+        """Let the engine prepare the jobs of the next round, which have no client states yet."""
+        if isinstance(self.engine, Stacked) and (self._at_once is None or len(jobs) <= self._at_once):
+            self.engine.plan_ahead(jobs)
+
     def _choose(self, name: str) -> Loop | Stacked:
-        return choose_engine(name, self._tf32, self.local, self.x, self.y, self._shared)
+        return choose_engine(name, self._tf32, self.local, self.x, self.y, self._shared, self._rounds)

@@ -149,6 +149,13 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {"first", "mine", "own-model"} <= {p.name for p in (tmp_path / "runs").iterdir()}
 
 
+def test_the_profiling_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("profiling.md", tmp_path)
+    assert (tmp_path / "trace.json.gz").exists()
+    assert list((tmp_path / "runs").glob("*/trace.json.gz"))
+
+
 def test_the_instruments_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     pytest.importorskip("pyarrow", reason="Parquet needs the extra data")

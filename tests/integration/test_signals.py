@@ -149,9 +149,9 @@ def _interrupt_at(experiment_rounds: int, path: Path, moment: str, times: int) -
 @pytest.mark.parametrize(
     ("moment", "times", "saved"),
     [
-        ("train_round", 1, 2),  # the round in progress is given up
-        ("aggregate", 1, 3),  # the round is completed first
-        ("aggregate", 2, 0),  # half a round is never saved
+        ("_train_round", 1, 2),  # the round in progress is given up
+        ("_aggregate", 1, 3),  # the round is completed first
+        ("_aggregate", 2, 0),  # half a round is never saved
     ],
 )
 def test_an_interrupted_run_saves_whole_rounds_only(tmp_path: Path, moment: str, times: int, saved: int) -> None:

@@ -216,6 +216,29 @@ def test_divergence_names_the_round_the_client_and_what_grew(problem: Problem, e
     assert re.search(r"step \d+ of \d+.*body\.1\.weight", caught.value.what)
 
 
+def test_a_round_that_diverges_is_not_applied(problem: Problem) -> None:
+    """Aggregation and test are started before the clients' numbers are checked; nothing of them may remain."""
+    sim = problem.simulation(fk.methods.Scaffold(), rounds=3)
+    sim.step()
+    before, result = sim.server, sim.train_round()
+    stored = {client: sim.state.clients.get(client) for client in result.plan.cohort}
+    tree.leaves(result.clients["upload"])[0].fill_(torch.nan)
+    with pytest.raises(Diverged):
+        sim.apply(result)
+    assert sim.server is before
+    assert all(sim.state.clients.get(client) is state for client, state in stored.items())
+
+
+def test_an_error_in_aggregation_is_not_blamed_if_the_clients_diverged(problem: Problem) -> None:
+    class Strict(fk.methods.FedAvg):
+        def aggregate(self, task, server, uploads, cohort):
+            assert all(t.isfinite().all() for t in tree.leaves(uploads)), "not finite"
+            return super().aggregate(task, server, uploads, cohort)
+
+    with pytest.raises(Diverged):
+        problem.run(Strict(), lr=3e38, momentum=0.0)
+
+
 def test_a_server_that_diverges_is_named(problem: Problem) -> None:
     class Bad(fk.methods.FedAvg):
         def aggregate(self, task, server, uploads, cohort):
@@ -403,9 +426,9 @@ def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
         monkeypatch.setattr(module, name, lambda *args: events.append(name) or original(*args))
 
     noted(round_plan, "sample_cohort")
-    noted(round_trainer, "check_finite")
+    noted(round_trainer, "require_finite")
     problem.run(fk.methods.FedAvg(), rounds=3, participation=2, at_once=at_once)
-    waits = ["check_finite"] * (2 if at_once else 1)
+    waits = ["require_finite"] * (2 if at_once else 1)
     assert events == ["sample_cohort", *["sample_cohort", *waits] * 2, *waits]
 
 

@@ -13,6 +13,7 @@ import fedkeep as fk
 from fedkeep import optim, tree
 from fedkeep._util import private_apis
 from fedkeep._util.private_apis import is_batched
+from fedkeep.engine import round_parts
 from fedkeep.models import to_group_norm
 from fedkeep.task import Task
 
@@ -168,3 +169,52 @@ def test_flower_messages_survive_serialisation() -> None:
     message = through_bytes(Message(content, 7, "train"))
     assert message.metadata.dst_node_id == 7
     assert gap(records.from_records(message.content), {"params": {"w": torch.ones(2)}, "n": torch.tensor(5.0)}) == 0
+
+
+# torch's profiler
+
+
+def test_profiler_enabled_knows_of_a_running_profiler() -> None:
+    assert not private_apis.profiler_enabled()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert private_apis.profiler_enabled()
+    assert not private_apis.profiler_enabled()
+
+
+def test_parts_of_a_round_are_marked_when_it_is_unknown_whether_a_profiler_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not isinstance(round_parts.round_part("plan"), torch.profiler.record_function)
+    monkeypatch.setattr(round_parts, "profiler_enabled", lambda: True)
+    with round_parts.round_part("plan") as marked:
+        assert isinstance(marked, torch.profiler.record_function)
+
+
+# torch.func's transforms, and tensors without data
+
+
+def test_active_transforms_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(private_apis.active_transforms())
+        return (x * x).sum()
+
+    look(torch.ones(3))
+    torch.vmap(look)(torch.ones(2, 3))
+    torch.vmap(torch.func.grad(look))(torch.ones(2, 3))
+    assert seen == [(), ("vmap",), ("vmap", "grad")]
+    monkeypatch.delattr(torch._C._functorch, "get_interpreter_stack")
+    assert private_apis.active_transforms() == ("unknown",)
+
+
+def test_wrapper_tensors_have_a_form_and_no_data() -> None:
+    class Empty(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    empty = private_apis.wrapper_tensor(Empty, [2, 3], torch.float16, torch.device("cpu"))
+    assert (type(empty), tuple(empty.shape), empty.dtype) == (Empty, (2, 3), torch.float16)
+    with pytest.raises(NotImplementedError):
+        empty + 1
