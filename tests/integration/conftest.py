@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 
 import pytest
@@ -20,3 +22,11 @@ def forks() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedkeep.experiments.run"])
     return context
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Handle Ctrl-C as Python does, also where these tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -183,6 +183,7 @@ def test_both_times_are_those_between_two_calls(tmp_path: Path, digits: Any) -> 
     assert min(profile.seconds_before, profile.summary.ms / 1e3) >= 0.2
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_command_prints_what_was_profiled(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedkeep", "run", "digits", "rounds=100000", "--profile", "--name", "one"]
     with subprocess.Popen([*command, "--runs", tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

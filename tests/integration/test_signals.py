@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,7 @@ from fedkeep.runs.reading import saved_round
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 RARE = "checkpoint_every=1000000"  # what is saved is saved because of the signal
 
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """Handle Ctrl-C as Python does, also where these tests run in the background of a shell, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 # One run
