@@ -54,23 +54,11 @@ def aggregate(
     cohort: Cohort,
     settings: Settings,
     random_bytes: RandomBytes | None = None,
+    check: bool = True,
 ) -> Tree:
-    """Return the server's next tree; raise `Diverged` if it has NaN or infinite numbers."""
-    new = aggregate_unchecked(method, task, server, uploads, cohort, settings, random_bytes)
-    require_finite_server(cohort.round, new)
-    return new
+    """Return the server's next tree; raise `Diverged` if it has NaN or infinite numbers.
 
-
-def aggregate_unchecked(
-    method: FedAvg,
-    task: Task,
-    server: Tree,
-    uploads: Tree,
-    cohort: Cohort,
-    settings: Settings,
-    random_bytes: RandomBytes | None = None,
-) -> Tree:
-    """Return the server's next tree, which may have NaN or infinite numbers: the host has not looked at it.
+    Without `check`, the host does not read it, and so does not wait for the device.
 
     Robust averaging and differential privacy change the uploads, and the method does not notice. `random_bytes` is the
     source of the noise; by default it follows from the seed.
@@ -81,7 +69,10 @@ def aggregate_unchecked(
         uploads = privacy.privatise(method, server, uploads, cohort, settings, size, source)
     elif not settings.plain_mean:
         uploads, cohort = robust.resist(method, server, uploads, cohort, settings)
-    return tree.detach(_checked(method, "aggregate", method.aggregate(task, server, uploads, cohort)))
+    new = tree.detach(_checked(method, "aggregate", method.aggregate(task, server, uploads, cohort)))
+    if check:
+        require_finite_server(cohort.round, new)
+    return new
 
 
 def _checked(method: FedAvg, hook: str, value: Any) -> Tree:

@@ -272,8 +272,8 @@ class Simulation:
         uploads = result.clients["upload"]
         try:
             with self._numerics(), round_part("aggregation"):
-                return server_hooks.aggregate_unchecked(
-                    self.method, self.task, self.server, uploads, cohort, self.settings
+                return server_hooks.aggregate(
+                    self.method, self.task, self.server, uploads, cohort, self.settings, check=False
                 )
         except Exception:
             result.verify()  # if the clients diverged, that is the cause

@@ -174,9 +174,12 @@ class Stacked:
         """Gather a step's examples: x, y, mask, with leading axes [clients, B]."""
         at = plan["at"]
         drawn = tree.map(lambda t: t.reshape(-1), augment) if augment else None
+        return {"x": self._inputs(at, drawn), "y": self.y[at], "mask": plan["mask"]}
+
+    def _inputs(self, at: Tensor, drawn: Tree | None = None) -> Any:
+        """Return the examples at these positions, [clients, n], as model inputs [clients, n, ...]."""
         x = gather(self.x, at.reshape(-1), self.local.inputs, drawn)
-        x = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
-        return {"x": x, "y": self.y[at], "mask": plan["mask"]}
+        return tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
 
     def _notes(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Annotate the cohort's examples: client by client, or all at once if `prepare` returns nothing."""
@@ -197,11 +200,10 @@ class Stacked:
         place = torch.arange(longest, device=self.y.device)
         at = plan.examples[plan.start[:, None] + torch.minimum(place, plan.last[:, None])]
         size = max(1, self.local.annotation_batch_size(self.x, self.y.device) // clients)
-        parts = []
-        for own in torch.split(at, size, dim=1):
-            x = gather(self.x, own.reshape(-1), self.local.inputs)
-            x = tree.map(lambda t, own=own: t.reshape(*own.shape, *t.shape[1:]), x)
-            parts.append(self.each(lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, x, self.y[own]))
+        parts = [
+            self.each(lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, self._inputs(own), self.y[own])
+            for own in torch.split(at, size, dim=1)
+        ]
         notes = tree.map(lambda *ts: torch.cat(ts, dim=1), *parts)
         return tree.map(lambda t: torch.cat([row[:n] for row, n in zip(t, plan.sizes, strict=True)]), notes)
 
@@ -230,8 +232,7 @@ class Stacked:
         index, weight = require_selection(method, choice)
         own = index.clamp(max=plan.last[:, None])  # padded places have weight 0; the last own example stands in
         at = plan.examples[own + plan.start[:, None]]
-        inputs = self.local.inputs(tree.take(self.x, at.reshape(-1)))
-        inputs = tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), inputs)
+        inputs = self._inputs(at)
         note = self._each_without_kernels(
             lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, inputs, self.y[at]
         )
