@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeep._util.nested import map_nested
+
 _NO_EFFECT_AT_ONE = ("aten::mul", "aten::div")
 _SAME_VALUES = ("aten::view", "aten::expand", "aten::_unsafe_view", "aten::alias", "aten::detach", "aten::clone")
 _REFUSED = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -148,11 +150,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return len(self.tensors) - 1
 
     def _with_slots(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self.slot_of(value)
-        if isinstance(value, dict):
-            return {key: self._with_slots(each) for key, each in value.items()}
-        return type(value)(map(self._with_slots, value)) if type(value) in (list, tuple) else value
+        return map_nested(Tensor, self.slot_of, value)
 
 
 def _require_repeatable(func: Any, args: Any) -> None:
@@ -254,16 +252,8 @@ def _slots(value: Any) -> Iterable[int]:
 
 
 def _renamed(value: Any, same: dict[int, int]) -> Any:
-    if isinstance(value, Slot):
-        return Slot(same.get(value.index, value.index))
-    if isinstance(value, dict):
-        return {key: _renamed(each, same) for key, each in value.items()}
-    return type(value)(_renamed(each, same) for each in value) if type(value) in (list, tuple) else value
+    return map_nested(Slot, lambda slot: Slot(same.get(slot.index, slot.index)), value)
 
 
 def _filled(value: Any, tensors: dict[int, Any]) -> Any:
-    if isinstance(value, Slot):
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {key: _filled(each, tensors) for key, each in value.items()}
-    return type(value)(_filled(each, tensors) for each in value) if type(value) in (list, tuple) else value
+    return map_nested(Slot, lambda slot: tensors[slot.index], value)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep._util.nested import map_nested
 from fedkeep._util.private_apis import wrapper_tensor
 
 
@@ -117,10 +118,4 @@ _METADATA = {
 
 def computed(given: Any) -> Any:
     """Return a value, or what is inside of lists, tuples and dicts, with every deferred output computed."""
-    if isinstance(given, Deferred):
-        return given.pending.compute()
-    if type(given) in (list, tuple):
-        return type(given)(computed(one) for one in given)
-    if type(given) is dict:
-        return {key: computed(one) for key, one in given.items()}
-    return given
+    return map_nested(Deferred, lambda deferred: deferred.pending.compute(), given)

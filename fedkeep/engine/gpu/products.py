@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.nested import map_nested
 from fedkeep._util.private_apis import wrapper_tensor
 from fedkeep.engine.gpu.kernels import kernels
 from fedkeep.optim import SGD, Optimizer
@@ -47,13 +48,7 @@ class Product(Tensor):
 
 
 def _dense(given: Any) -> Any:
-    if isinstance(given, Product):
-        return given.dense()
-    if type(given) in (list, tuple):
-        return type(given)(_dense(one) for one in given)
-    if type(given) is dict:
-        return {key: _dense(one) for key, one in given.items()}
-    return given
+    return map_nested(Product, Product.dense, given)
 
 
 def multiply_out(grads: Tree) -> Tree:
