@@ -54,7 +54,7 @@ def candidates(layer: Layer, work: str) -> Iterator[Any]:
     BO = tile_size(outputs, 64)
     if work == "gradient of the weights":
         for BM, BK, warps, stages, programs in itertools.product(
-            (32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3), (264, 528)
+            (16, 32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3), (264, 528)
         ):
             if 128 * 32 * warps >= BK * BO:
                 yield Tile(BM, BK, BO, warps, stages, programs)
@@ -97,7 +97,7 @@ def make(layer: Layer, work: str) -> tuple[Callable[[Any], Any], Any]:
         return lambda tile: convolution.convolve(wide, rotated, None, geometry.size, torch.float32, tile=tile), chosen
     return lambda tile: convolution.weight_gradient(
         images, g, place, geometry, layer.channels, torch.float32, tile
-    ), tiles.gradient_tile(layer.outputs, entries)  # fmt: skip
+    ), tiles.gradient_tile(layer.outputs, entries, layer.pool)  # fmt: skip
 
 
 def microseconds(step: Callable[[], Any]) -> float:

@@ -251,7 +251,7 @@ class _Training:
             grads = tree.like(params, torch.autograd.grad(value, tree.leaves(params), materialize_grads=True))
         with torch.no_grad():
             if self.fused:
-                optimizer.update_(grads, self.state, self.params, lr)
+                self.task.accelerator.update_(optimizer, grads, self.state, self.params, lr)
             else:
                 new_params, new_state = optimizer.update(grads, self.state, self.params, lr)
                 tree.copy_(self.params, new_params)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Tree = dict[str, Any]
@@ -120,6 +121,15 @@ def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
 def dot(a: Tree, b: Tree) -> Tensor:
     """Return the sum of the products of corresponding entries; 0 for empty trees."""
     return sum(leaves(map(lambda x, y: (x * y).sum(), a, b)), torch.tensor(0.0))
+
+
+def squared_distance(a: Tree, b: Tree) -> Tensor:
+    """Return ||a - b||^2, the sum of the squared differences of corresponding entries; 0 for empty trees.
+
+    >>> squared_distance({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 5.0])})
+    tensor(9.)
+    """
+    return sum(leaves(map(lambda x, y: F.mse_loss(x, y, reduction="sum"), a, b)), torch.tensor(0.0))
 
 
 def to(tree: T, *args: Any, **kwargs: Any) -> T:

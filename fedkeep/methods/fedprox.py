@@ -24,5 +24,5 @@ class FedProx(FedAvg):
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return mean CE + mu/2 ||w - w_g||^2."""
-        gap = tree.sub(params, visit.shared["params"])
-        return super().loss(visit, params, batch) + self.mu / 2 * tree.dot(gap, gap)
+        distance = tree.squared_distance(params, visit.shared["params"])
+        return super().loss(visit, params, batch) + self.mu / 2 * distance

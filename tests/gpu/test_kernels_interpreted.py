@@ -28,9 +28,10 @@ if torch.cuda.is_available():
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET=1 must be set before Triton is imported", allow_module_level=True)
 
-from fedkeep.engine.gpu import functions, products
+from fedkeep.engine.gpu import functions, updates
 from fedkeep.engine.gpu.kernels import dense, factors, images, pooling
 from fedkeep.engine.gpu.kernels import losses as loss_kernels
+from fedkeep.engine.gpu.kernels import updates as update_kernels
 from fedkeep.engine.gpu.products import Product
 from fedkeep.optim import SGD, Adam
 
@@ -482,11 +483,29 @@ def test_an_optimiser_multiplies_products_out(optimizer: Any, tensor_rate: bool)
     lr = torch.tensor(0.125) if tensor_rate else 0.125
     for _ in range(2):
         other = torch.randn(K, O, generator=draw)
-        products.update_(optimizer, {"a": Product.of(dy, x), "b": other}, state, params, lr)
+        updates.update_(optimizer, {"a": Product.of(dy, x), "b": other}, state, params, lr)
         optimizer.update_({"a": torch.bmm(dy.mT, x), "b": other}, plain_state, plain, lr)
     for path, expected in tree.items({"params": plain, "state": plain_state}):
         found = dict(tree.items({"params": params, "state": state}))[path]
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), SGD(0.5, 0.25), Adam(), Adam(0.0, 0.5, 0.1, 0.25)], ids=str)
+@pytest.mark.parametrize("small", [True, False], ids=["with a small weight", "only large ones"])
+def test_large_weights_are_updated_as_torch_does(optimizer: Any, small: bool) -> None:
+    """30 steps of Adam: its corrections go from the series to the exponential."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"a": (2, updates.LARGE // 2 + 1), "b": (2, 3)}
+    names = ["a", "b"] if small else ["a"]
+    params = {name: torch.randn(shapes[name], generator=draw) for name in names}
+    plain = tree.map(torch.clone, params)
+    state, plain_state = (map_clients(optimizer.init, one) for one in (params, plain))
+    for _ in range(30):
+        grads = {name: torch.randn(shapes[name], generator=draw) for name in names}
+        updates.update_(optimizer, grads, state, params, 0.125)
+        optimizer.update_(grads, plain_state, plain, 0.125)
+    torch.testing.assert_close(params, plain, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state, plain_state, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (3, 1, 200), (1, 700, 16)])
@@ -597,7 +616,7 @@ def test_nan_in_a_product_reaches_the_weights() -> None:
     for bits in (0x7FFFFFFF, 0x7FC00000):
         dy, x, w = torch.zeros(1, 2, 16), torch.ones(1, 2, 16), torch.zeros(1, 16, 16)
         dy[0, 0, 3] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
-        dense.sgd_(w, None, dy, x, torch.tensor(1.0), 0.0, 0.0)
+        update_kernels.product_sgd_(w, None, dy, x, torch.tensor(1.0), 0.0, 0.0)
         assert bool(w[0, 3].isnan().all())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedkeep._util.rng import random_state
-from fedkeep.engine.gpu import graphs, layers, products
+from fedkeep.engine.gpu import graphs, layers, products, updates
 from fedkeep.optim import Optimizer
 from fedkeep.task import Accelerator
 from fedkeep.tree import Tree
@@ -41,7 +41,10 @@ class GpuAccelerator(Accelerator):
 
     def update_(self, optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | torch.Tensor) -> None:
         """Update weights and the optimiser's state in place."""
-        products.update_(optimizer, grads, state, params, lr)
+        if self.kernels:
+            updates.update_(optimizer, grads, state, params, lr)
+        else:
+            optimizer.update_(grads, state, params, lr)
 
     def capture(self, step: Step) -> Step:
         """Return a function that repeats a step: the first call calls it, the second captures it, others replay it."""

@@ -14,8 +14,6 @@ from torch import Tensor
 from fedkeep import tree
 from fedkeep._util.nested import map_nested
 from fedkeep._util.private_apis import wrapper_tensor
-from fedkeep.engine.gpu.kernels import kernels
-from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
 
 
@@ -54,28 +52,3 @@ def _dense(given: Any) -> Any:
 def multiply_out(grads: Tree) -> Tree:
     """Return gradients with every product multiplied out."""
     return tree.map(_dense, grads)
-
-
-def update_(optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
-    """Update weights and state in place; products go into the weights directly, if the optimiser is SGD."""
-    paths = [path for path, g in tree.items(grads) if isinstance(g, Product)]
-    if not paths or not isinstance(optimizer, SGD):
-        optimizer.update_(multiply_out(grads), state, params, lr)
-        return
-    trees = {"grads": grads, "params": params, **state}
-    leaves: dict[str, dict[str, Any]] = {name: dict(tree.items(one)) for name, one in trees.items()}
-    rate = lr if isinstance(lr, Tensor) else torch.full((), lr, device=leaves["params"][paths[0]].device)
-    for path in paths:
-        w, g = leaves["params"][path], leaves["grads"].pop(path)
-        v = leaves["buffer"].pop(path) if optimizer.momentum else None
-        del leaves["params"][path]
-        if w.is_contiguous() and (v is None or v.is_contiguous()):
-            kernels().dense.sgd_(w, v, *g.factors, rate, optimizer.momentum, optimizer.weight_decay)
-        else:
-            leaves["grads"][path], leaves["params"][path] = g.dense(), w
-            if v is not None:
-                leaves["buffer"][path] = v
-    rest, buffers = leaves.pop("grads"), {name: leaves[name] for name in state}
-    if rest:
-        ordered = {name: {path: one[path] for path in rest} for name, one in buffers.items()}
-        optimizer.update_(rest, ordered, {path: leaves["params"][path] for path in rest}, lr)

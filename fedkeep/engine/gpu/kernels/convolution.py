@@ -7,9 +7,8 @@ never written to memory. `factors` makes what the kernels read of images, weight
 Symbols: K clients, B images per client, H x W the image, C input channels, R x S the window, O output channels,
 OH x OW the output. BM, BK, BO are tile sizes: output pixels, patch entries, output channels.
 
-With pooling, a program computes the four pixels of its 2 x 2 windows as four tiles. In the gradient of the weights,
-output pixels are then numbered window by window. `place` holds which pixel of its window was the maximum, or 4 where
-ReLU cut it off: 4 passes no gradient.
+With pooling, M and BM count 2 x 2 windows, and a program computes the four pixels of its windows as four tiles.
+`place` holds which pixel of its window was the maximum, or 4 where ReLU cut it off: 4 passes no gradient.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from torch import Tensor
 from fedkeep.engine.gpu.kernels.factors import Factors, Geometry, spread_gradient
 from fedkeep.engine.gpu.kernels.tiles import Tile, forward_tile, gradient_tile
 
-_WINDOW = 4  # pixels in a pooling window
-
 
 @triton.jit
-def _pixel(n, OH: tl.constexpr, OW: tl.constexpr, POOL: tl.constexpr):
-    """Return image, row and column of output pixel n; with pooling, pixels are numbered window by window."""
+def _patch(m, M, x, xb, WP: tl.constexpr, CP: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, STRIDE: tl.constexpr,
+           POOL: tl.constexpr):  # fmt: skip
+    """Return the image of output pixel m, or of the first pixel of window m, and where its patch begins."""
+    m = tl.minimum(m, M - 1)
     if POOL:
         PH: tl.constexpr = OH // 2
         PW: tl.constexpr = OW // 2
-        q = n // 4
-        return q // (PH * PW), q // PW % PH * 2 + n % 4 // 2, q % PW * 2 + n % 2
+        image, row, column = m // (PH * PW), m // PW % PH * 2, m % PW * 2
     else:
-        return n // (OH * OW), n // OW % OH, n % OW
+        image, row, column = m // (OH * OW), m // OW % OH, m % OW
+    return image, x + image.to(tl.int64) * xb + (row * WP + column) * (STRIDE * CP)
 
 
 @triton.jit
@@ -83,8 +82,7 @@ def _convolve(x, x_inverse, w, w_inverse, bias, y, M, xk, xb, ik,
     client = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
-    image, row, column = _pixel(tl.minimum(m, M - 1), OH, OW, False)
-    patches = x + client * xk + image.to(tl.int64) * xb + (row * WP + column) * (STRIDE * CP)
+    image, patches = _patch(m, M, x + client * xk, xb, WP, CP, OH, OW, STRIDE, False)
     total = tl.zeros((BM, BO), dtype=tl.float32)
     for step in range(0, (RSC + BK - 1) // BK):
         offsets = _patch_entries(step, WP, CP, S, BK)
@@ -105,12 +103,11 @@ def _convolve_and_pool(x, x_inverse, w, w_inverse, bias, y, place, M, xk, xb, ik
                        WP: tl.constexpr, CP: tl.constexpr, S: tl.constexpr, RSC: tl.constexpr, OH: tl.constexpr,
                        OW: tl.constexpr, O: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr,
                        RELU: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr):  # fmt: skip
-    """Write the maxima of 2 x 2 windows of what `_convolve` computes, and their places; m numbers the windows."""
+    """Write the maxima of 2 x 2 windows of what `_convolve` computes, and their places."""
     client = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
-    image, row, column = _pixel(tl.minimum(m, M - 1) * 4, OH, OW, True)
-    patches = x + client * xk + image.to(tl.int64) * xb + (row * WP + column) * (STRIDE * CP)
+    image, patches = _patch(m, M, x + client * xk, xb, WP, CP, OH, OW, STRIDE, True)
     right: tl.constexpr = STRIDE * CP  # from a pixel of the output to its neighbour, in the image
     below: tl.constexpr = STRIDE * WP * CP
     total_0 = tl.zeros((BM, BO), dtype=tl.float32)
@@ -152,13 +149,16 @@ def _weight_gradient(x, x_inverse, dy, dy_inverse, place, parts, B, M, clients, 
                      WP: tl.constexpr, CP: tl.constexpr, S: tl.constexpr, RSC: tl.constexpr, OH: tl.constexpr,
                      OW: tl.constexpr, O: tl.constexpr, STRIDE: tl.constexpr, POOL: tl.constexpr,
                      BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr, BB: tl.constexpr):  # fmt: skip
-    """parts[split, client, k, o] = sum over the pixels of this split of patch entry k times dy."""
+    """parts[split, client, k, o] = sum over the pixels or windows of this split of patch entry k times dy."""
     BLOCKS_O: tl.constexpr = (O + BO - 1) // BO
     client = tl.program_id(2).to(tl.int64)
     split = tl.program_id(1) // BLOCKS_O
-    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    entries = tl.program_id(0)
+    k = entries * BK + tl.arange(0, BK)
     o = tl.program_id(1) % BLOCKS_O * BO + tl.arange(0, BO)
     offsets = _patch_entry(k, WP, CP, S)
+    right: tl.constexpr = STRIDE * CP
+    below: tl.constexpr = STRIDE * WP * CP
     x += client * xk
     x_inverse += client * ik
     dy_inverse += client * B
@@ -168,30 +168,28 @@ def _weight_gradient(x, x_inverse, dy, dy_inverse, place, parts, B, M, clients, 
     total = tl.zeros((BK, BO), dtype=tl.float32)
     for start in range(split * span, (split + 1) * span, BM):
         m = start + tl.arange(0, BM)
-        image, row, column = _pixel(tl.minimum(m, M - 1), OH, OW, POOL)
-        patches = x + image.to(tl.int64) * xb + (row * WP + column) * (STRIDE * CP)
-        if RSC % BK == 0:
-            patch = tl.load(patches[:, None] + offsets[None, :])
-        else:
-            patch = tl.load(patches[:, None] + offsets[None, :], mask=k[None, :] < RSC, other=0.0)
+        image, patches = _patch(m, M, x, xb, WP, CP, OH, OW, STRIDE, POOL)
+        to = (client * M + m[:, None]) * O + o[None, :]
+        real = (m[:, None] < M) & (o[None, :] < O)
+        grad = tl.load(dy + to, mask=real, other=0.0)
+        grad *= (tl.load(x_inverse + image) * tl.load(dy_inverse + image) / unit).to(tl.float16)[:, None]
         if POOL:
-            q = start // 4 + tl.arange(0, BM // 4)
-            real = (q[:, None] < M // 4) & (o[None, :] < O)
-            to = (client * (M // 4) + q[:, None]) * O + o[None, :]
-            own = tl.minimum(q, M // 4 - 1) // (OH // 2 * (OW // 2))
-            value = tl.load(dy + to, mask=real, other=0.0)
-            value *= (tl.load(x_inverse + own) * tl.load(dy_inverse + own) / unit).to(tl.float16)[:, None]
-            index = tl.load(place + to, mask=real, other=4).to(tl.int32)
-            spread = tl.where(index[:, None, :] == tl.arange(0, 4)[None, :, None], value[:, None, :], 0.0)
-            grad = tl.reshape(spread.to(tl.float16), (BM, BO))
+            index = tl.load(place + to, mask=real, other=4)
+            total = _add_product(_patches(patches, offsets, entries, RSC, BK), grad, index, 0, total)
+            total = _add_product(_patches(patches, offsets + right, entries, RSC, BK), grad, index, 1, total)
+            total = _add_product(_patches(patches, offsets + below, entries, RSC, BK), grad, index, 2, total)
+            total = _add_product(_patches(patches, offsets + below + right, entries, RSC, BK), grad, index, 3, total)
         else:
-            real = (m[:, None] < M) & (o[None, :] < O)
-            grad = tl.load(dy + (client * M + m[:, None]) * O + o[None, :], mask=real, other=0.0)
-            grad *= (tl.load(x_inverse + image) * tl.load(dy_inverse + image) / unit).to(tl.float16)[:, None]
-        total = tl.dot(tl.trans(patch), grad, total)
+            total = tl.dot(tl.trans(_patches(patches, offsets, entries, RSC, BK)), grad, total)
     total *= unit
     parts += (split * clients + client) * (RSC * O)
     tl.store(parts + k[:, None] * O + o[None, :], total, mask=(k[:, None] < RSC) & (o[None, :] < O))
+
+
+@triton.jit
+def _add_product(patch, grad, index, place: tl.constexpr, total):
+    """Add the product of the patches of one pixel of each window and the gradients that belong to it."""
+    return tl.dot(tl.trans(patch), tl.where(index == place, grad, 0.0).to(tl.float16), total)
 
 
 @triton.jit
@@ -250,8 +248,8 @@ def weight_gradient(
     """Return the gradient of w [K, O, C, R, S] from the images and `gather_gradient`'s gradient of the output."""
     K, B, _, WP, CP = x.values.shape
     O, (OH, OW), (R, S) = g.values.shape[-1], geometry.output, geometry.window
-    RSC, M = R * S * CP, g.values.numel() // (K * O) * (1 if place is None else _WINDOW)
-    tile = tile or gradient_tile(O, RSC)
+    RSC, M = R * S * CP, g.values.numel() // (K * O)
+    tile = tile or gradient_tile(O, RSC, pool=place is not None)
     tiles = triton.cdiv(RSC, tile.BK) * triton.cdiv(O, tile.BO) * K
     splits = max(1, min(M // (8 * tile.BM), tile.programs // tiles))
     span = triton.cdiv(triton.cdiv(M, splits), tile.BM) * tile.BM

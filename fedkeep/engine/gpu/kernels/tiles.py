@@ -37,9 +37,11 @@ def forward_tile(channels: int, outputs: int, pool: bool) -> Tile:
     return Tile(256, 32, BO, 4, 2)
 
 
-def gradient_tile(outputs: int, entries: int) -> Tile:
-    """Return the tile of a weight gradient, for output channels and entries of a patch."""
+def gradient_tile(outputs: int, entries: int, pool: bool) -> Tile:
+    """Return the tile of a weight gradient, for output channels and entries of a patch; with pooling, of windows."""
     BO, BK = tile_size(outputs, 64), tile_size(entries, 128)
+    if pool:
+        return Tile(16 if BO == 64 else 32, BK, BO, 4, 1)
     if BO == 16:
         return Tile(128, min(BK, 64), BO, 4, 1)
     return Tile(64, BK, BO, 4, 2 if BO == 64 else 1)
