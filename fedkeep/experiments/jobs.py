@@ -17,13 +17,13 @@ from fedkeep.experiments.experiment import Experiment
 Jobs = int | Literal["auto"]
 
 # Measured with benchmarks/gpu_jobs.py. Without MPS, kernels of different processes take turns on a GPU.
-RUNS_PER_GPU, RUNS_PER_GPU_WITH_MPS = 1, 4
+RUNS_PER_GPU, RUNS_PER_GPU_WITH_MPS = 3, 6
 
 
 def resolve_jobs(jobs: Jobs, experiments: Collection[Experiment]) -> int:
     """Return how many of these runs to run at a time: the given number, or what is best where `auto` is given.
 
-    `auto` is 1 on a CPU, whose cores a run can use by itself, and also 1 on a GPU; 4 on a GPU shared by NVIDIA MPS.
+    `auto` is 1 on a CPU, whose cores a run can use by itself, 3 on a GPU, and 6 on a GPU shared by NVIDIA MPS.
     """
     ranks = current_ranks().size
     if jobs == "auto":
