@@ -25,7 +25,7 @@ from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments import jobs
 from fedkeep.reproduce import against_paper, spec
 from fedkeep.reproduce.cells import Job
-from fedkeep.reproduce.measures import MEASURES, NEVER
+from fedkeep.reproduce.measures import MEASURES, NEVER, get_measure
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
 
@@ -189,7 +189,7 @@ def test_a_cell_merges_setting_column_quick_and_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "key", "value", "valid"),
     [
-        ('measures = ["final", ', 'measures = ["finale", ', "measures", "finale", list(MEASURES)),
+        ('measures = ["final", ', 'measures = ["finale", ', "measures", "finale", [*MEASURES, "at_<round>"]),
         ('column = "two"', 'column = "too"', "quick.column", "too", ["two", "iid"]),
         ("fednew = { final", "fedneu = { final", "columns.two.paper", "fedneu", ["fedavg", "fedntd", "fednew"]),
         ("rows.fedntd = { method = { tau", "rows.fed = { method = { tau", "quick.rows", "fed", ["fedntd"]),
@@ -236,7 +236,7 @@ def test_measures() -> None:
     fast, slow = history([0.3, 0.6, 0.8, 0.7]), history([0.2, 0.4, 0.5, 0.6])
 
     def of(name: str, one: History, baseline: History | None = None, target: float | None = None) -> float | None:
-        return MEASURES[name].from_history(one, baseline, target)
+        return get_measure(name).from_history(one, baseline, target)
 
     assert of("final", fast) == pytest.approx(70)
     assert of("best", fast) == pytest.approx(80)
@@ -251,6 +251,13 @@ def test_measures() -> None:
     assert [of(f"rounds_to_{x}", fast, None, 0.8) for x in (50, 75, 95)] == [2, 2, 3]
     assert of("rounds_to_95", slow, None, 0.8) == NEVER
     assert of("rounds_to_95", slow) is None
+    assert [of(f"at_{t}", fast) for t in (1, 4, 5)] == [pytest.approx(30), pytest.approx(70), None]
+    assert of("last10", fast) == pytest.approx(60)
+    assert of("last10", history([0.0] * 5 + [0.5] * 10)) == pytest.approx(50)
+    assert of("speed_up", fast, slow) == pytest.approx(2)  # 4 rounds, 2 suffice
+    assert of("speed_up", slow, fast) == 0
+    assert of("speed_up", fast) is None
+    assert of("round_forgetting", fast) == pytest.approx(0.1 / 3)
     assert MEASURES["rounds_to_95"].combine_seeds([3, NEVER, 5]) == 5
     assert MEASURES["final"].combine_seeds([1, 2, 6]) == 3
 
