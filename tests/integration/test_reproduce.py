@@ -115,6 +115,7 @@ UNPRINTED = {  # figures that the papers do not print, or print illegibly: colum
 OTHER_READINGS = {  # rows that are not in the papers' tables: other readings of a row that is
     "fedssd/table-1": ["fedssd_printed", "fedssd_outside", "fedssd_mean"],
     "fedka/table-1": ["fedka_printed"],
+    "fedntd/table-1": ["fedprox_released", "moon_released"],
 }
 
 
@@ -145,6 +146,8 @@ def test_settings_equal_the_papers() -> None:
     assert (train.rounds, train.participation, train.epochs, train.batch_size) == (200, 0.1, 5, 50)
     assert (train.lr, train.momentum, train.weight_decay, train.lr_decay) == (0.01, 0.9, 1e-5, 0.99)
     assert ntd.split == {"kind": "shards", "n_clients": 100, "s": 2}
+    rows = ("fedprox", "fedprox_released", "moon", "moon_released")
+    assert [spec.load("fedntd/table-1").experiment("mnist-s2", row, 0).method["mu"] for row in rows] == [0.1, 1, 1, 0.1]
     cinic = spec.load("fedntd/table-1").experiment("cinic10-a0.1", "fedavg", 0)
     assert (cinic.split["n_clients"], cinic.train.participation, cinic.train.augment.cutout) == (200, 0.05, 0)
     gkd = spec.load("fedgkd/table-3")
