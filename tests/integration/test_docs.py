@@ -178,7 +178,7 @@ def test_the_results_page_shows_the_runs_in_the_repository(monkeypatch: pytest.M
     monkeypatch.setenv("FEDKEEP_DATA", "nowhere")
     page = (DOCS / "results.md").read_text()
     shown = re.findall(r"```sh\n(fedkeep reproduce .* --show .*)\n```\n\n((?:\|.*\n)+)", page)
-    assert len(shown) == 6
+    assert len(shown) == 7
     for command, table in shown:
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, result.output
