@@ -10,19 +10,30 @@ that is impossible raises a PartitionError with the reason.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import one_line
+from fedkeep._util.text import format_value, one_line
 from fedkeep._util.validate import require_bool, require_number, require_whole
 from fedkeep.data.client_indices import Partition
 from fedkeep.data.convert import as_ids
+from fedkeep.data.federation_file import read_clients
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
 
-__all__ = ["Partition", "by_id", "dirichlet", "iid", "label_quantity", "shards", "summarize_label_counts"]
+__all__ = [
+    "Partition",
+    "by_id",
+    "dirichlet",
+    "from_file",
+    "iid",
+    "label_quantity",
+    "shards",
+    "summarize_label_counts",
+]
 
 _MOST = 2**31  # of clients, examples and classes
 
@@ -170,6 +181,17 @@ def by_id(ids: Any) -> Partition:
     return Partition(np.argsort(owner, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(owner))]))
 
 
+def from_file(y: Any, file: str | os.PathLike[str], overlap: bool = False) -> Partition:
+    """Read the split from a federation file, such as `fk.save_federation` and `fedkeep partition --save` write.
+
+    The file is JSON: `{"clients": [[0, 5, 7], [1, 2]]}` are the examples of client 0, of client 1, and so on. Examples
+    without a client are not used. `overlap` allows an example to be there more than once.
+    """
+    if not isinstance(file, str | os.PathLike):
+        raise PartitionError(f"file must be a path, not {format_value(file)}", key="file", value=file)
+    return read_clients(file, len(_to_labels(y, 1)), require_bool("overlap", overlap, PartitionError))
+
+
 def summarize_label_counts(counts: np.ndarray) -> str:
     """Return a summary of how much the clients differ; counts are [clients, classes].
 
@@ -266,4 +288,5 @@ KINDS: dict[str, Callable[..., Partition]] = {
     "dirichlet": dirichlet,
     "label_quantity": label_quantity,
     "by_id": by_id,
+    "file": from_file,
 }

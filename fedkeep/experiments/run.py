@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fedkeep.data.federation_file import read_cohorts, read_rows
 from fedkeep.engine import distributed
 from fedkeep.engine.simulate import make_simulation, start
 from fedkeep.engine.simulation import Callback
@@ -13,7 +14,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.resume import load_finished, resume_experiment
-from fedkeep.runs.files import EXPERIMENT
+from fedkeep.runs.files import EXPERIMENT, FEDERATION, is_there
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run, read_experiment, was_stopped
 
@@ -42,6 +43,10 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
     theirs = Experiment.from_dict(read_experiment(path)).to_dict()
     # how often to save, how much to keep and the label are not part of an experiment's identity
     ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep", "label")}}
+    _require_same_files(experiment, path)
+    for section, key in (("split", "file"), ("train", "cohorts")):  # compared by their contents
+        for tables in (ours, theirs):
+            tables[section] = {**tables[section], **({key: "a file"} if tables[section].get(key) is not None else {})}
     differences = sorted(_differences(theirs, ours), key=lambda each: each[0] in _FILLED_IN)
     for key, there, here in differences:
         raise ConfigError(
@@ -50,6 +55,28 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
             value=here,
         )
     return False
+
+
+def _require_same_files(experiment: Experiment, path: Path) -> None:
+    """Raise if the files of the split and the cohorts exist, and do not contain what the run was started with."""
+    if not is_there(copy := path / FEDERATION):
+        return
+    split, cohorts = experiment.split.get("file"), experiment.train.cohorts
+    changed = None
+    if isinstance(split, str) and Path(split).expanduser().exists() and read_rows(split) != read_rows(copy):
+        changed = "split.file", split
+    if cohorts is not None and not (isinstance(cohorts, str) and not Path(cohorts).expanduser().exists()):
+        rounds, given = experiment.train.rounds, read_cohorts(cohorts) if isinstance(cohorts, str) else cohorts
+        if given[:rounds] != read_cohorts(copy)[:rounds]:
+            changed = "train.cohorts", cohorts if isinstance(cohorts, str) else "a list"
+    if changed is not None:
+        key, file = changed
+        raise ConfigError(
+            f"{path} holds another experiment: {key} = {file} does not contain what that run was started with; choose "
+            "another folder",
+            key=key,
+            value=file,
+        )
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
