@@ -159,15 +159,17 @@ def underlying_distribution(class_accuracy: Any) -> np.ndarray:
     return np.asarray(np.divide(a, total, out=np.full(a.shape, np.nan), where=total > 0))
 
 
-def distribution_distance(class_accuracy: Any, label_counts: Any) -> np.ndarray:
-    """Return |A_G - p_k|_1: each client's labels against what the global model knows, [K] (FedNTD figure 8).
+def distribution_distance(class_accuracy: Any, label_counts: Any, order: float = 1) -> np.ndarray:
+    """Return |A_G - p_k|: each client's labels against what the global model knows, [K] (FedNTD figure 8).
 
-    Between 0 and 2. The paper names no norm; L1 is the choice here. `instruments.weight_divergence` is the other axis.
+    The L1 norm, as in the paper's notation (table 3), between 0 and 2; `order=2` gives the Euclidean norm.
+    `instruments.weight_divergence` is the other axis.
 
     >>> distribution_distance([0.5, 0.5], [[3, 3], [6, 0]]).tolist()
     [0.0, 1.0]
     """
-    return np.asarray(np.abs(underlying_distribution(class_accuracy) - _shares(label_counts)).sum(-1))
+    differences = underlying_distribution(class_accuracy) - _shares(label_counts)
+    return np.asarray(np.linalg.norm(differences, ord=order, axis=-1))
 
 
 def rounds_to(accuracy: Any, target: float, rounds: Any = None) -> int | None:

@@ -124,12 +124,13 @@ def dynamic_kl(student: Tensor, teacher: Tensor, alpha: Tensor, tau: float = 1.0
     return (alpha * log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-def anchor_gap(student: Tensor, teacher: Tensor, class_mask: Tensor) -> Tensor:
-    """Return the squared distance of logits, summed over the channels where the mask is True (FedKA eq. 3).
+def anchor_gap(student: Tensor, teacher: Tensor, class_mask: Tensor, reduce: str = "sum") -> Tensor:
+    """Return the squared distance of logits over the channels where the mask is True (FedKA eq. 3).
 
-    [B, C], [B, C] and [C] -> [B].
+    The sum over these channels, or their mean. [B, C], [B, C] and [C] -> [B].
 
     >>> anchor_gap(torch.tensor([[1.0, 2.0, 9.0]]), torch.zeros(1, 3), torch.tensor([True, True, False]))
     tensor([5.])
     """
-    return torch.where(class_mask.bool(), (student - teacher) ** 2, 0).sum(-1)
+    total = torch.where(class_mask.bool(), (student - teacher) ** 2, 0).sum(-1)
+    return total if reduce == "sum" else total / class_mask.bool().sum().clamp(min=1)

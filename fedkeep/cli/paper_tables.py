@@ -16,7 +16,7 @@ from fedkeep.data.sources import named
 from fedkeep.reproduce import against_paper
 from fedkeep.reproduce.against_paper import ColumnComparison, Gap, MeasureComparison, MethodRow
 from fedkeep.reproduce.cells import Job
-from fedkeep.reproduce.measures import MEASURES, NEVER
+from fedkeep.reproduce.measures import NEVER, get_measure
 from fedkeep.reproduce.spec import Table
 
 _SIGN_MARKS = {True: "=", False: "≠", None: " "}
@@ -109,7 +109,7 @@ def caption(column: ColumnComparison) -> str:
     parts = [f"vs {baseline}: improvement over {baseline}, here and in the paper; = same sign, ≠ different sign"]
     gaps = column.gaps(column.measures[0]).values()
     parts += ["~ within the paper's spread"] if any(gap.within_paper_spread for gap in gaps) else []
-    parts += ["- never reached"] if any(MEASURES[name].counts_rounds for name in column.measures) else []
+    parts += ["- never reached"] if any(get_measure(name).counts_rounds for name in column.measures) else []
     parts += ["· not run"] if any(row.note for row in column.rows) else []
     return "; ".join(parts)
 
@@ -118,7 +118,7 @@ def headings(column: ColumnComparison) -> list[str]:
     """Return the headings: each measure here, in the paper, the difference; for the first measure also the gaps."""
     out: list[str] = []
     for name in column.measures:
-        out += [MEASURES[name].head, "paper", "diff"]
+        out += [get_measure(name).head, "paper", "diff"]
         if name == column.measures[0]:
             out += [f"vs {column.baseline.label}", "paper"]
     return out
@@ -130,11 +130,11 @@ def row_cells(column: ColumnComparison, row: MethodRow) -> list[str]:
     for name in column.measures:
         comparison = row.measures[name]
         digits = comparison.measure.digits
-        out += [_format_ours(comparison), _format_paper(comparison), _format_signed(comparison.difference, digits)]
+        out += [format_ours(comparison), format_paper(comparison), format_gap(comparison.difference, digits)]
         if name == column.measures[0]:
             gap = column.gaps(name).get(row.name, Gap(None, None))
             mark = "~" if gap.within_paper_spread else _SIGN_MARKS[gap.agree]
-            out += [_format_signed(gap.ours, digits), f"{_format_signed(gap.theirs, digits)} {mark}".rstrip()]
+            out += [format_gap(gap.ours, digits), f"{format_gap(gap.theirs, digits)} {mark}".rstrip()]
     return out
 
 
@@ -155,7 +155,8 @@ def _notes(column: ColumnComparison) -> list[str]:
     return [*texts, column.missing] if column.missing else texts
 
 
-def _format_ours(comparison: MeasureComparison) -> str:
+def format_ours(comparison: MeasureComparison) -> str:
+    """Format our figure over all seeds: the median of rounds, else mean and standard deviation."""
     if not comparison.values:
         return "diverged" if comparison.diverged else "·"
     if comparison.measure.counts_rounds:
@@ -166,7 +167,8 @@ def _format_ours(comparison: MeasureComparison) -> str:
     return format_mean(statistics.fmean(values), spread, comparison.measure.digits)
 
 
-def _format_paper(comparison: MeasureComparison) -> str:
+def format_paper(comparison: MeasureComparison) -> str:
+    """Format the paper's figure; a dash is a target that was never reached."""
     if comparison.paper is None:
         return ""
     if comparison.paper.mean is None:
@@ -174,7 +176,8 @@ def _format_paper(comparison: MeasureComparison) -> str:
     return format_mean(comparison.paper.mean, comparison.paper.spread, comparison.measure.digits)
 
 
-def _format_signed(value: float | None, digits: int) -> str:
+def format_gap(value: float | None, digits: int) -> str:
+    """Format a difference with its sign; "better" or "worse" if it is infinite."""
     if value is None:
         return ""
     if math.isinf(value):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +12,9 @@ from fedkeep._util.json import to_json
 from fedkeep.cli.options import AsJson, JobsOption, name_and_overrides
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
+
+if TYPE_CHECKING:
+    from fedkeep.reproduce.spec import Table
 
 
 def reproduce(
@@ -27,7 +29,14 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds: 0, 1, ... (default 3; quick: 1)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run one column on digits: about a minute on a CPU.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print existing results; run nothing.")] = False,
+    ledger: Annotated[
+        bool,
+        typer.Option("--ledger", help="Print every figure of all tables, or of TABLE, with a verdict; run nothing."),
+    ] = False,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/reproduce"),
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the ended runs into small files in this folder.")
+    ] = None,
     jobs: JobsOption = "auto",
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
@@ -47,6 +56,9 @@ def reproduce(
     if as_json and markdown:
         raise FedkeepError("--json and --markdown exclude each other", key="--json", valid=("--json", "--markdown"))
     name, overrides = _table_and_overrides(args)
+    if ledger:
+        _print_ledger([spec.load(name)] if name else list(spec.all_tables()), runs, as_json, markdown)
+        return
     if name is None:
         if as_json:
             print(to_json([table.model_dump(mode="json") for table in spec.all_tables()], indent=2))
@@ -66,12 +78,15 @@ def reproduce(
     columns, rows = table.select([table.quick.column] if quick else wanted_columns, wanted_rows)
     job = Job(table, columns, rows, seeds or (1 if quick else 3), runs, quick, overrides)
     if show and seeds is None:
-        job = dataclasses.replace(job, seeds=max(job.seeds, job.seeds_on_disk()))
+        job = job.with_all_seeds()
     results, todo = job.load_existing()
     if todo and not show:
         rounds = sum(cell.experiment.train.rounds for cell in todo)
         with hint("repeat the command to resume"), ProgressBar(Console(stderr=True), rounds) as progress:
             job.run(results, todo, jobs, progress)
+    if keep is not None:
+        for file in job.keep(keep):
+            Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False)
     comparisons = against_paper.compare_columns(job, results)
     if as_json:
         about = {"table": table.name, "title": table.title, "paper": table.paper, "notes": table.notes}
@@ -86,6 +101,19 @@ def reproduce(
         raise typer.Exit(1)
     if not show and not any(comparison.has_results for comparison in comparisons):
         raise typer.Exit(2)
+
+
+def _print_ledger(tables: list[Table], runs: Path, as_json: bool, markdown: bool) -> None:
+    from fedkeep.cli import ledger as output
+    from fedkeep.reproduce.ledger import entries
+
+    found = entries(tables, runs)
+    if as_json:
+        print(to_json(output.as_data(found), indent=2))
+    elif markdown:
+        print(output.format_markdown(found))
+    else:
+        output.print_ledger(Console(), found)
 
 
 def _parse_names(values: list[str] | None) -> list[str] | None:

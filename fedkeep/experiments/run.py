@@ -40,7 +40,13 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
     """Return whether a folder holds no run yet; raise if it holds a run of another experiment."""
     if not (path / EXPERIMENT).exists():
         return True
-    theirs = Experiment.from_dict(read_experiment(path)).to_dict()
+    require_same(experiment, read_experiment(path), f"{path} holds another experiment", "choose another folder")
+    return False
+
+
+def require_same(experiment: Experiment, recorded: dict[str, Any], what: str, advice: str) -> None:
+    """Raise unless a run's experiment file is that of this experiment."""
+    theirs = Experiment.from_dict(recorded).to_dict()
     # how often to save, how much to keep and the label are not part of an experiment's identity
     ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep", "label")}}
     _require_same_files(experiment, path)
@@ -50,11 +56,10 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
     differences = sorted(_differences(theirs, ours), key=lambda each: each[0] in _FILLED_IN)
     for key, there, here in differences:
         raise ConfigError(
-            f"{path} holds another experiment: {key} is {there!r} there and {here!r} here; choose another folder",
+            f"{what}: {key} is {there!r} there and {here!r} here; {advice}",
             key=key,
             value=here,
         )
-    return False
 
 
 def _require_same_files(experiment: Experiment, path: Path) -> None:

@@ -134,7 +134,7 @@ def gradients(trial: NextRound, options: Options) -> Result:
     stacked = tree.stack(each)
     return {
         "diversity": formulas.gradient_diversity(stacked),
-        "norms": formulas.weight_divergence(tree.zeros_like(trial.before), stacked).tolist(),
+        "norms": formulas.weight_divergence(tree.zeros_like(trial.before), stacked, order=2).tolist(),
     }
 
 

@@ -42,8 +42,9 @@ class FedKA(FedAvg):
     name: ClassVar[str] = "fedka"
     paper: ClassVar[str] = "Chen et al., ACM MM 2023"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    beta: float = hyper(0.01, "weight of the anchor", low=0, test_value=0.1,
-                        warning="0.01 diverges in the paper's own CIFAR-10 setting; 0.001 does not")  # fmt: skip
+    beta: float = hyper(0.001, "weight of the anchor", low=0, test_value=0.1,
+                        warning='0.01 diverges in the paper\'s own CIFAR-10 setting with reduce="sum"; 0.001 does not'
+                        )  # fmt: skip
     gamma: float = hyper(0.05, "share of examples below which a class is non-dominant", low=0, high=1, test_value=0.5)
     mu: int = hyper(10, "maximum number of examples in the anchor", low=1, whole=True, test_value=1)
     sampling: str = hyper("random", "a client's example of a non-dominant class: random, largest or smallest loss",
@@ -51,6 +52,8 @@ class FedKA(FedAvg):
                           test_with={"gamma": 0.5})  # fmt: skip
     parts: str = hyper("both", "the classes in the anchor", choices=("both", "non_dominant", "missing"),
                        test_value="missing", test_with={"gamma": 0.5})  # fmt: skip
+    reduce: str = hyper("sum", "over the kept channels: their sum, as printed, or their mean", choices=("sum", "mean"),
+                        test_value="mean", test_with={"beta": 0.1})  # fmt: skip
     recentre: bool = hyper(True, "subtract the classifier's mean over classes after averaging", choices=(True, False),
                            test_value=False)  # fmt: skip
 
@@ -65,7 +68,7 @@ class FedKA(FedAvg):
 
         anchor = tree.map(choose, visit.shared["S"], selected["x"])
         z = task.apply(params, tree.map(lambda *ts: torch.cat(ts), batch["x"], anchor), train=True)
-        gaps = anchor_gap(z[len(y) :], choose(local["z_g"], selected["note"]["z_g"]), local["channels"])
+        gaps = anchor_gap(z[len(y) :], choose(local["z_g"], selected["note"]["z_g"]), local["channels"], self.reduce)
         penalty: Tensor = (weight * gaps).sum() / weight.sum().clamp(min=1)
         return masked_mean(task.criterion(z[: len(y)], y), batch["mask"]) + self.beta * penalty
 

@@ -28,6 +28,10 @@ class FedSSD(FedAvg):
     M_max: float = hyper(1.0, "upper bound of the channels' weights", low=0, fedavg_at=0.0, test_value=0.3,
                          warning="made for learning rates of about 0.01; with 0.1 and momentum 0.9 training can "
                                  "diverge from 0.7 on")  # fmt: skip
+    form: str = hyper("inside", "where M stands in eq. 3: inside the square, as printed, or outside, as a coefficient",
+                      choices=("inside", "outside"), test_value="outside")  # fmt: skip
+    reduce: str = hyper("sum", "over the channels: their sum, as printed, or their mean", choices=("sum", "mean"),
+                        test_value="mean")  # fmt: skip
 
     def annotate(self, visit: Visit, x: Any, y: Tensor) -> Note:
         """Note the global model's logits z_g and the weights M(x) of its channels (eq. 4)."""
@@ -36,9 +40,11 @@ class FedSSD(FedAvg):
         return {"z_g": z_g, "M": credibility_weights(visit.shared["A"], p_true, self.M_max)}
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
-        """Return the mean of CE(z, y) + ||M * z_g - M * z||^2 (eq. 3, 5, 6)."""
+        """Return the mean of CE(z, y) + ||M * z_g - M * z||^2 (eq. 3, 5, 6), or of another reading of eq. 3."""
         z, note = visit.task.apply(params, batch["x"], train=True), batch["note"]
-        distilled = ((note["M"] * (note["z_g"] - z)) ** 2).sum(-1)
+        M, gap = note["M"], note["z_g"] - z
+        squared = (M * gap) ** 2 if self.form == "inside" else M * gap**2
+        distilled = squared.sum(-1) if self.reduce == "sum" else squared.mean(-1)
         return masked_mean(visit.task.criterion(z, batch["y"]) + distilled, batch["mask"])
 
     def init_server(self, task: Task, params: Params) -> ServerTree:

@@ -53,7 +53,7 @@ def divergence(r: dict[str, Any], clients: list[int]) -> Any:
         axes.plot(ends, fit["slope"] * ends + fit["intercept"], color=COLOURS[1], linewidth=1)
         axes.set_title(f"r = {fit['pearson']:.2f}", fontweight="normal")
     axes.set_xlabel(r"distribution distance  $|A_G - p_k|_1$", parse_math=True)
-    axes.set_ylabel(r"weight divergence  $\|w - w_k\|$", parse_math=True)
+    axes.set_ylabel(r"weight divergence  $|w - w_k|_1$", parse_math=True)
     return fig
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkeep._util.text import join_names
 from fedkeep.reproduce.cells import Cells, Job, Results
-from fedkeep.reproduce.measures import MEASURES, NEVER, Measure
+from fedkeep.reproduce.measures import NEVER, Measure, get_measure
 from fedkeep.reproduce.spec import Figure
 
 
@@ -118,7 +118,7 @@ class ColumnComparison:
         }
         signs = [gap(both[a], both[b]).agree for a, b in itertools.combinations(both, 2)]
         clear = [sign for sign in signs if sign is not None]
-        improvement = MEASURES[measure].improvement
+        improvement = get_measure(measure).improvement
         here = _best({label: comparison.ours for label, comparison in both.items()}, improvement)
         there = _best({label: comparison.theirs for label, comparison in both.items()}, improvement)
         return Order(len(clear), sum(clear), here, there)
@@ -164,7 +164,7 @@ def sentences(column: ColumnComparison) -> list[str]:
         if not order.pairs:
             continue
         here, there = join_names(order.best_here), join_names(order.best_there)
-        text = f"{MEASURES[name].head}: best method here {here}, in the paper {there}."
+        text = f"{get_measure(name).head}: best method here {here}, in the paper {there}."
         signs = {labels[row]: gap for row, gap in gaps.items() if gap.agree is not None}
         if signs:
             agreeing = sum(bool(gap.agree) for gap in signs.values())
@@ -215,7 +215,7 @@ def _compare_row(job: Job, results: Results, column: str, row: str) -> MethodRow
     baseline = results.cells[column, table.baseline].histories
     comparisons = {}
     for name in table.measures:
-        measure = MEASURES[name]
+        measure = get_measure(name)
         computed = {
             seed: measure.from_history(history, baseline.get(seed), table.target(column, job.quick))
             for seed, history in sorted(cells.histories.items())
@@ -258,7 +258,7 @@ def _format_gap(value: float | None, measure: str) -> str:
     assert value is not None
     if math.isinf(value):
         return "far better" if value > 0 else "far worse"
-    return format_signed(value, MEASURES[measure].digits)
+    return format_signed(value, get_measure(measure).digits)
 
 
 def format_signed(value: float, digits: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from fedkeep.engine import distributed
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
-from fedkeep.experiments.run import existing_run
+from fedkeep.experiments.run import existing_run, require_same
 from fedkeep.experiments.sweep import Progress, folder_name, run_all
+from fedkeep.reproduce import kept
 from fedkeep.reproduce.spec import Table
 from fedkeep.runs.history import History
 
@@ -83,9 +85,30 @@ class Job:
         """Return the folder of a run."""
         return self.folder(cell.row) / cell.label
 
+    def kept_file(self, row: str, runs: Path | None = None) -> Path:
+        """Return the file of a row's kept runs: next to the folder of its runs, or in another folder of runs."""
+        folder = self.folder(row)
+        return (runs or self.runs) / folder.parent.relative_to(self.runs) / (folder.name + kept.SUFFIX)
+
+    def keep(self, runs: Path) -> list[Path]:
+        """Write the finished and diverged runs of the selected rows into files of kept runs; return the files."""
+        files: dict[Path, dict[str, History]] = {}
+        for cell in self.cells(self.rows):
+            history = self._existing(cell)
+            if history is not None and (history.finished or history.diverged):
+                files.setdefault(self.kept_file(cell.row, runs), {})[cell.label] = history
+        for path, histories in files.items():
+            kept.write(path, histories)
+        return list(files)
+
+    def with_all_seeds(self) -> Job:
+        """Return this job with as many seeds as there are runs of, if that is more."""
+        return dataclasses.replace(self, seeds=max(self.seeds, self.seeds_on_disk()))
+
     def seeds_on_disk(self) -> int:
         """Return 1 + the highest seed of the existing runs, 0 if there are none."""
         names = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
+        names += [name for row in self.rows for name in kept.read(self.kept_file(row)) if f"/{row}-seed-" in name]
         return 1 + max((int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()), default=-1)
 
     def cells(self, rows: Sequence[str]) -> list[Cell]:
@@ -123,8 +146,7 @@ class Job:
 
     def _load(self, cell: Cell, cells: Cells) -> bool:
         """Add an existing run to its cells, and return whether it is finished or diverged."""
-        path = self.path(cell)
-        history = existing_run(cell.experiment, path)
+        history = self._existing(cell)
         if history is None:
             return False
         if history.finished:
@@ -134,6 +156,14 @@ class Job:
         elif history.records:
             cells.unfinished[cell.seed] = f"{history.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
         return history.finished or history.diverged is not None
+
+    def _existing(self, cell: Cell) -> History | None:
+        """Return a run from its folder, or from the file of kept runs; None if there is none."""
+        history = existing_run(cell.experiment, self.path(cell))
+        if history is None and (history := kept.read(self.kept_file(cell.row)).get(cell.label)) is not None:
+            file = self.kept_file(cell.row)
+            require_same(cell.experiment, history.about, f"{file} holds another {cell.label}", "keep it elsewhere")
+        return history
 
     def run(self, results: Results, todo: Iterable[Cell], jobs: Jobs, progress: Progress) -> None:
         """Run cells and add them to the results. A failed run does not stop the others."""

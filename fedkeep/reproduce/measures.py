@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fedkeep._util.validate import require_choice
+from fedkeep.errors import ConfigError
 from fedkeep.forgetting import rounds_to, rounds_to_fractions
 from fedkeep.runs.history import History
 
@@ -64,6 +68,24 @@ def _rounds_to_baseline(history: History, baseline: History | None, target: floa
     return _or_never(rounds_to(history.accuracy, float(baseline.accuracy[-1]), history.rounds))
 
 
+def _speed_up(history: History, baseline: History | None, target: float | None) -> float | None:
+    """Return how many times fewer rounds a run needs for the baseline's final accuracy than the baseline had."""
+    rounds = _rounds_to_baseline(history, baseline, target)
+    return None if rounds is None or baseline is None else float(baseline.rounds[-1]) / rounds
+
+
+def _last_rounds(number: int) -> FromHistory:
+    return lambda history, baseline, target: 100 * float(history.accuracy[-number:].mean())
+
+
+def _at_round(number: int) -> FromHistory:
+    def from_history(history: History, baseline: History | None, target: float | None) -> float | None:
+        found = history.accuracy[history.rounds == number]
+        return 100 * float(found[0]) if len(found) else None
+
+    return from_history
+
+
 def _or_never(rounds: int | None) -> float:
     return NEVER if rounds is None else float(rounds)
 
@@ -77,4 +99,21 @@ MEASURES = {
     "rounds_to_50": Measure("rounds to 0.5 A", False, _rounds_to_share_of_target(0.5), 0, True, True),
     "rounds_to_75": Measure("rounds to 0.75 A", False, _rounds_to_share_of_target(0.75), 0, True, True),
     "rounds_to_95": Measure("rounds to 0.95 A", False, _rounds_to_share_of_target(0.95), 0, True, True),
+    "round_forgetting": Measure("round forgetting", False, _from_summary("round_forgetting", 1), digits=3),
+    "last10": Measure("last ten %", True, _last_rounds(10)),
+    "speed_up": Measure("speed-up", True, _speed_up, digits=1),
 }
+_AT_ROUND = re.compile(r"at_([1-9][0-9]{0,5})")
+
+
+@functools.cache
+def get_measure(name: str) -> Measure:
+    """Return a measure by its name: one of `MEASURES`, or `at_<round>`, the accuracy after that round.
+
+    >>> get_measure("at_50").head
+    'round 50 %'
+    """
+    if match := _AT_ROUND.fullmatch(name):
+        return Measure(f"round {match[1]} %", True, _at_round(int(match[1])))
+    require_choice("measures", name, [*MEASURES, "at_<round>"], what="measure", error=ConfigError)
+    return MEASURES[name]

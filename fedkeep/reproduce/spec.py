@@ -22,7 +22,7 @@ from fedkeep._util.validate import first_error, require_choice
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
-from fedkeep.reproduce.measures import MEASURES
+from fedkeep.reproduce.measures import get_measure
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -100,6 +100,7 @@ class Column(ColumnChange):
 
     label: str
     paper: dict[str, dict[str, Printed]] = Field(default_factory=dict)
+    explained: dict[str, str] = Field(default_factory=dict)  # what explains a row's disagreement with the paper
 
 
 class Quick(ColumnChange):
@@ -126,17 +127,19 @@ class Table(_Strict):
     def _require_known_names(self) -> Table:
         """Raise an error for changes or figures of an unknown row, column or measure, or for a missing target."""
         for measure in self.measures:
-            require_choice("measures", measure, list(MEASURES), what="measure", error=ConfigError)
+            get_measure(measure)  # raises if there is none of this name
         require_choice("quick.column", self.quick.column, list(self.columns), what="column", error=ConfigError)
         changes: dict[str, ColumnChange] = {f"columns.{name}": column for name, column in self.columns.items()}
         changes["quick"] = self.quick
         for name, change in changes.items():
             for row in change.rows:
                 _require_row(f"{name}.rows", row, self.rows)
-            need_target = [measure for measure in self.measures if MEASURES[measure].needs_target]
+            need_target = [measure for measure in self.measures if get_measure(measure).needs_target]
             if change.target is None and need_target:
                 raise ConfigError(f"{name}.target is missing; {need_target[0]} needs it", key=f"{name}.target")
         for name, column in self.columns.items():
+            for row in column.explained:
+                _require_row(f"columns.{name}.explained", row, self.rows)
             for row, figures in column.paper.items():
                 _require_row(f"columns.{name}.paper", row, self.rows)
                 for measure in figures:

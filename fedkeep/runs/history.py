@@ -25,7 +25,8 @@ class History:
     `train_loss`, `bytes_down`, `bytes_up`, `seconds`; if the global model was evaluated, `confusion` [true][predicted]
     and `test_loss`; if the local models were evaluated, `local`: `hits` by class (of `total`) and `label_counts` for
     every client; with differential privacy, `epsilon` so far. Tables of more than 1,024 numbers are numpy arrays,
-    others nested lists. Record 0 is the untrained model.
+    others nested lists. Record 0 is the untrained model. Kept runs of tables (`fedkeep.reproduce.kept`) have `hits` and
+    `total` by class instead of `confusion`, and no record 0.
     """
 
     method: str
@@ -72,12 +73,14 @@ class History:
     @property
     def class_accuracy(self) -> np.ndarray:
         """[evaluated rounds, classes] of the global model; NaN for classes that are not in the test set."""
-        return np.array([forgetting.class_accuracy(r["confusion"]) for r in self._evaluated()])
+        hits, total = self._hits()
+        return np.asarray(np.divide(hits, total, out=np.full(hits.shape, np.nan), where=total > 0))
 
     @property
     def accuracy(self) -> np.ndarray:
         """[evaluated rounds] of the global model."""
-        return np.array([forgetting.accuracy(r["confusion"]) for r in self._evaluated()])
+        hits, total = self._hits()
+        return np.asarray(hits.sum(1) / total.sum(1))
 
     @property
     def epsilon(self) -> float | None:
@@ -178,8 +181,27 @@ class History:
         accuracy = f", accuracy {self.accuracy[-1]:.3f}" if evaluated else ""
         return f"<History of {self.method}: {reached} rounds{accuracy}>"
 
+    def _hits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return [evaluated rounds, classes] how many test examples were right, and how many there are."""
+        hits, total = zip(*map(hits_of, self._evaluated()), strict=True)
+        return np.array(hits), np.array(total)
+
     def _evaluated(self) -> list[Record]:
-        evaluated = [r for r in self.records if r["round"] >= 1 and "confusion" in r]
+        evaluated = [r for r in self.records if r["round"] >= 1 and ("confusion" in r or "hits" in r)]
         if not evaluated:
             raise FedkeepError("no round has been evaluated yet", key="confusion")
         return evaluated
+
+
+def hits_of(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many test examples of each class were right in a record, and how many there are, [C] each.
+
+    A record has the confusion matrix, or only its `hits` and their `total`.
+
+    >>> hits_of({"confusion": [[3, 1], [0, 4]]})
+    (array([3, 4]), array([4, 4]))
+    """
+    if "hits" in record:
+        return np.asarray(record["hits"]), np.asarray(record["total"])
+    confusion = np.asarray(record["confusion"])
+    return np.diagonal(confusion), confusion.sum(-1)

@@ -79,8 +79,9 @@ def test_underlying_distribution_sums_to_one():
 
 
 def test_distribution_distance_is_l1_between_accuracies_and_labels():
-    """A_G = (1/4, 3/4); p = (1/2, 1/2): 1/4 + 1/4; p = (1, 0): 3/4 + 3/4."""
+    """A_G = (1/4, 3/4); p = (1/2, 1/2): 1/4 + 1/4; p = (1, 0): 3/4 + 3/4; in L2 sqrt(2)/4 and 3 sqrt(2)/4."""
     assert close(fg.distribution_distance([0.2, 0.6], [[5, 5], [3, 0]]), [0.5, 1.5])
+    assert close(fg.distribution_distance([0.2, 0.6], [[5, 5], [3, 0]], order=2), [0.125**0.5, 1.125**0.5])
 
 
 def test_rounds_to_fractions_of_a_target():
@@ -94,11 +95,11 @@ def test_rounds_to_fractions_of_a_target():
 
 
 def test_weight_divergence_includes_all_leaves():
-    """From (0, 0 | 1): client 0 at (3, 0 | 5): sqrt(9 + 16) = 5, in L1 7; client 1 did not move."""
+    """From (0, 0 | 1): client 0 at (3, 0 | 5): 3 + 4 = 7, in L2 sqrt(9 + 16) = 5; client 1 did not move."""
     before = {"a": torch.zeros(2), "b": torch.ones(1, 1)}
     clients = {"a": torch.tensor([[3.0, 0.0], [0.0, 0.0]]), "b": torch.tensor([[[5.0]], [[1.0]]])}
-    assert close(ins.weight_divergence(before, clients), [5, 0])
-    assert close(ins.weight_divergence(before, clients, order=1), [7, 0])
+    assert close(ins.weight_divergence(before, clients), [7, 0])
+    assert close(ins.weight_divergence(before, clients, order=2), [5, 0])
 
 
 def test_relation_is_pearsons_r_and_the_least_squares_line():

@@ -47,7 +47,8 @@ class FedKAOracle(Oracle):
         total = F.cross_entropy(model(x), y)
         for example in self.anchor:
             gap = (teacher(example[None]).detach() - model(example[None]))[0][self.kept]
-            total = total + self.h["beta"] / len(self.anchor) * (gap * gap).sum()
+            distance = (gap * gap).sum() if self.h["reduce"] == "sum" else (gap * gap).mean()
+            total = total + self.h["beta"] / len(self.anchor) * distance
         return total
 
     def merge(self, locals_, ids):
@@ -58,13 +59,22 @@ class FedKAOracle(Oracle):
                     p -= p.mean(0, keepdim=True)
 
 
-_PRINTED = {"beta": 0.01, "gamma": 0.5, "mu": 10, "sampling": "random", "parts": "both", "recentre": False}
+_PRINTED = {
+    "beta": 0.01,
+    "gamma": 0.5,
+    "mu": 10,
+    "sampling": "random",
+    "parts": "both",
+    "reduce": "sum",
+    "recentre": False,
+}
 ORACLE = FedKAOracle
 CASES = [
     _PRINTED,
     {**_PRINTED, "gamma": 0.05, "recentre": True},
     {**_PRINTED, "beta": 0.03, "mu": 1, "recentre": True},
     {**_PRINTED, "mu": 2},
+    {**_PRINTED, "beta": 0.1, "reduce": "mean"},
     {**_PRINTED, "sampling": "hard"},
     {**_PRINTED, "sampling": "proficient", "recentre": True},
     {**_PRINTED, "parts": "missing", "mu": 2},

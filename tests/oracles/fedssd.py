@@ -29,8 +29,20 @@ class FedSSDOracle(Oracle):
             for k in range(C):
                 m_class = self.A[k, k] * (1 - max(self.A[i, k] for i in range(C) if i != k))
                 m = self.h["M_max"] * max(float(m_class * (1 - (1 - p) ** 0.5) - 0.1), 0.0)
-                total = total + (m * z_g[b, k] - m * z[b, k]) ** 2
+                if self.h["form"] == "inside":
+                    total = total + (m * z_g[b, k] - m * z[b, k]) ** 2
+                else:
+                    total = total + m * (z_g[b, k] - z[b, k]) ** 2
+        if self.h["reduce"] == "mean":
+            total = total / C
         return F.cross_entropy(z, y) + total / len(y)
 
 
-ORACLE, CASES = FedSSDOracle, [{"M_max": 0.3}, {"M_max": 3.0}]
+ORACLE = FedSSDOracle
+CASES = [
+    {"M_max": 0.3, "form": "inside", "reduce": "sum"},
+    {"M_max": 3.0, "form": "inside", "reduce": "sum"},
+    {"M_max": 0.3, "form": "outside", "reduce": "sum"},
+    {"M_max": 3.0, "form": "inside", "reduce": "mean"},
+    {"M_max": 0.3, "form": "outside", "reduce": "mean"},
+]

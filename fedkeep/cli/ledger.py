@@ -1,0 +1,119 @@
+"""Output of `fedkeep reproduce --ledger`: every printed figure next to ours, on a terminal, in Markdown and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from fedkeep.cli.paper_tables import format_gap, format_ours, format_paper
+from fedkeep.reproduce.ledger import AGREES, DISAGREES, NOT_RUN, VERDICTS, Entry, totals
+from fedkeep.reproduce.spec import Table
+
+_STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
+_HEADINGS = ["column", "method", "measure", "paper", "here", "seeds", "vs baseline, paper", "here", "verdict"]
+
+
+def print_ledger(console: Console, found: Sequence[Entry]) -> None:
+    """Print the totals and every column with runs."""
+    console.print(_grid(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(found)]))
+    for table, entries in _by_table(found):
+        console.print(Text(f"\n{table.name}", style="bold") + Text(f"  {table.title}", style="not bold"))
+        rows = [[Text(cell, style=_STYLES.get(entry.verdict, "")) for cell in _cells(entry)] for entry in _run(entries)]
+        if rows:
+            console.print(_grid(_HEADINGS, rows))
+        for text in _not_run(entries):
+            console.print(f"  {text}", style="dim", highlight=False, markup=False)
+
+
+def format_markdown(found: Sequence[Entry]) -> str:
+    """Format the ledger as Markdown."""
+    out = _markdown_table(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(found)])
+    for table, entries in _by_table(found):
+        out += ["", f"## {table.name}: {table.title}", "", f"{table.paper}.", ""]
+        if rows := [_cells(entry) for entry in _run(entries)]:
+            out += [*_markdown_table(_HEADINGS, rows), ""]
+        out += [f"- {text}" for text in _not_run(entries)]
+    return "\n".join(out).rstrip()
+
+
+def as_data(found: Sequence[Entry]) -> dict[str, Any]:
+    """Return the ledger as JSON data."""
+    figures = [
+        {"table": e.table.name, "column": e.column, "row": e.row.name, "measure": e.measure, "seeds": e.seeds}
+        | {"values": {str(seed): value for seed, value in e.comparison.values.items()}}
+        | {"diverged": sorted(e.comparison.diverged)}
+        | {"paper": e.comparison.paper.model_dump() if e.comparison.paper else None}
+        | {"gap": e.ours_gap, "paper_gap": e.paper_gap, "verdict": e.verdict, "reason": e.reason}
+        for e in found
+    ]  # fmt: skip
+    return {"totals": {paper: dict(counts) for paper, counts in totals(found).items()}, "figures": figures}
+
+
+def _totals(found: Sequence[Entry]) -> list[tuple[str, list[str]]]:
+    counted = totals(found)
+    lines = [(paper, [str(counts[verdict]) for verdict in VERDICTS]) for paper, counts in counted.items()]
+    return [*lines, ("all", [str(sum(counts[verdict] for counts in counted.values())) for verdict in VERDICTS])]
+
+
+def _by_table(found: Sequence[Entry]) -> Iterator[tuple[Table, list[Entry]]]:
+    for _, entries in itertools.groupby(found, key=lambda entry: entry.table.name):
+        listed = list(entries)
+        yield listed[0].table, listed
+
+
+def _run(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.verdict != NOT_RUN]
+
+
+def _not_run(entries: Sequence[Entry]) -> list[str]:
+    """Return one text per column and reason for the figures that were not run."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        if entry.verdict == NOT_RUN:
+            labels.setdefault((entry.column, entry.reason), []).append(entry.row.label)
+    out = []
+    for (column, reason), found in labels.items():
+        methods = list(dict.fromkeys(found))
+        rows = {entry.row.label for entry in entries if entry.column == column}
+        who = "all methods" if len(methods) == len(rows) else ", ".join(methods)
+        out.append(f"{column}, not run: {who}" + (f" ({reason})" if reason else ""))
+    return out
+
+
+def _cells(entry: Entry) -> list[str]:
+    comparison = entry.comparison
+    digits = comparison.measure.digits
+    gaps = (
+        ["", ""] if entry.verdict == "baseline" else [format_gap(g, digits) for g in (entry.paper_gap, entry.ours_gap)]
+    )
+    verdict = entry.verdict + (f": {entry.reason}" if entry.reason else "")
+    head = comparison.measure.head
+    return [
+        entry.column,
+        entry.row.label,
+        head,
+        format_paper(comparison),
+        format_ours(comparison),
+        str(entry.seeds),
+        *gaps,
+        verdict,
+    ]
+
+
+def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Grid:
+    grid = Grid(box=None, padding=(0, 1))
+    for heading in headings:
+        grid.add_column(heading)
+    for row in rows:
+        grid.add_row(*row)
+    return grid

@@ -1,0 +1,121 @@
+"""The ledger: every printed figure of the tables next to ours, with a verdict on its gap to the baseline.
+
+A gap is decided in the paper if it exceeds twice the larger printed spread of its two figures (where no spread is
+printed, if it is not zero), and here if it has one sign on every seed, of at least two. Two decided gaps agree or
+disagree. Nothing here depends on which data sets this machine has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedkeep.reproduce.against_paper import ColumnComparison, MeasureComparison, MethodRow, compare_columns, gap
+from fedkeep.reproduce.cells import Job
+from fedkeep.reproduce.spec import Table
+
+AGREES, DISAGREES = "agrees", "disagrees"
+NOISE_HERE, NOISE_THERE, FEW_SEEDS = "within noise here", "within the paper's noise", "one seed"
+BASELINE, NOT_RUN = "baseline", "not run"
+VERDICTS = (AGREES, DISAGREES, NOISE_HERE, NOISE_THERE, FEW_SEEDS, BASELINE, NOT_RUN)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One printed figure: a table's column, row and measure, with ours and the verdict."""
+
+    table: Table
+    column: str
+    row: MethodRow
+    measure: str
+    ours_gap: float | None
+    paper_gap: float | None
+    verdict: str
+    reason: str = ""  # why it was not run, or what explains a disagreement
+
+    @property
+    def comparison(self) -> MeasureComparison:
+        """Our values and the paper's figure."""
+        return self.row.measures[self.measure]
+
+    @property
+    def source(self) -> str:
+        """The data set of the column."""
+        return str(self.table.experiment(self.column, self.table.baseline, 0).data["source"])
+
+    @property
+    def seeds(self) -> int:
+        """The number of our runs, with those that diverged."""
+        return len(self.comparison.values_with_diverged)
+
+
+def entries(tables: Iterable[Table], runs: Path) -> list[Entry]:
+    """Return an entry for every printed figure of the tables, from the runs in a folder."""
+    out: list[Entry] = []
+    for table in tables:
+        columns, rows = table.select(None, None)
+        job = Job(table, columns, rows, 1, runs)
+        results, _ = (job := job.with_all_seeds()).load_existing()
+        for column in compare_columns(job, results):
+            out += _column_entries(table, column)
+    sources = {entry.source for entry in out if entry.seeds}
+    return [
+        replace(entry, reason=f"no run on {entry.source} yet")
+        if entry.verdict == NOT_RUN and not entry.reason and entry.source not in sources
+        else entry
+        for entry in out
+    ]
+
+
+def totals(found: Sequence[Entry]) -> dict[str, Counter[str]]:
+    """Return how many figures have each verdict, by paper (the folder of its tables)."""
+    out: dict[str, Counter[str]] = {}
+    for entry in found:
+        out.setdefault(entry.table.name.partition("/")[0], Counter())[entry.verdict] += 1
+    return out
+
+
+def _column_entries(table: Table, column: ColumnComparison) -> list[Entry]:
+    out = []
+    for row in column.rows:
+        for name, comparison in row.measures.items():
+            if comparison.paper is None:
+                continue
+            baseline = column.baseline.measures[name]
+            of_all = gap(comparison, baseline)
+            verdict, reason = _verdict(table, column, row, name)
+            out.append(Entry(table, column.column, row, name, of_all.ours, of_all.theirs, verdict, reason))
+    return out
+
+
+def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: str) -> tuple[str, str]:
+    """Return the verdict on one figure, and why it was not run or what explains a disagreement."""
+    one, baseline = row.measures[measure], column.baseline.measures[measure]
+    if not one.values_with_diverged:
+        return NOT_RUN, table.rows[row.name].absent or ""
+    if row.name == column.baseline.name:
+        return BASELINE, ""
+    theirs = gap(one, baseline).theirs
+    if theirs is None or not theirs or abs(theirs) <= 2 * _spread(one, baseline):
+        return NOISE_THERE, ""
+    signs = [one.measure.improvement(*pair) for pair in _pairs(one, baseline)]
+    if len(signs) < 2:
+        return FEW_SEEDS, ""
+    if not (all(sign > 0 for sign in signs) or all(sign < 0 for sign in signs)):
+        return NOISE_HERE, ""
+    if signs[0] * theirs > 0:
+        return AGREES, ""
+    return DISAGREES, table.columns[column.column].explained.get(row.name, "unexplained")
+
+
+def _spread(one: MeasureComparison, other: MeasureComparison) -> float:
+    """Return the larger of two printed spreads; 0 if there is none."""
+    return max((c.paper.spread for c in (one, other) if c.paper and c.paper.spread is not None), default=0.0)
+
+
+def _pairs(one: MeasureComparison, other: MeasureComparison) -> list[tuple[float, float]]:
+    """Return both methods' values on every seed that both have."""
+    ours, theirs = one.values_with_diverged, other.values_with_diverged
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]

@@ -1,0 +1,243 @@
+"""Kept runs of tables, and the ledger that is made from them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.errors import ANY, raises
+from typer.testing import CliRunner
+
+from fedkeep.cli.app import app
+from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.reproduce import kept, ledger, spec
+from fedkeep.reproduce.cells import Job
+from fedkeep.runs.history import History
+from fedkeep.runs.reading import load_run
+
+REPOSITORY = Path(__file__).parents[2]
+TABLE = """
+format = 1
+title = "A table"
+paper = "Nobody, nowhere"
+measures = ["final"]
+
+[setting]
+model = "mlp"
+data = { source = "digits", public = 4 }
+split = { kind = "shards", n_clients = 6, s = 2 }
+train = { rounds = 3, participation = 3, epochs = 1, batch_size = 10, lr = 0.05, eval_every = 2 }
+
+[rows]
+fedavg = { label = "FedAvg", method = "fedavg" }
+better = { label = "Better", method = { name = "fedntd", beta = 0.5 } }
+worse = { label = "Worse", method = { name = "fedntd", beta = 1.5 } }
+equal = { label = "Equal", method = { name = "fedntd", beta = 2.0 } }
+noisy = { label = "Noisy", method = { name = "fedntd", beta = 2.5 } }
+once = { label = "Once", method = { name = "fedntd", beta = 3.0 } }
+fednew = { label = "FedNew", absent = "not in fedkeep yet" }
+
+[quick]
+column = "two"
+
+[columns.two]
+label = "Two shards"
+explained.worse = "[the page](page.md)"
+
+[columns.two.paper]
+fedavg = { final = [50.0, 1.0] }
+better = { final = 60.0 }
+worse = { final = 60.0 }
+equal = { final = [51.9, 0.5] }
+noisy = { final = 60.0 }
+once = { final = 60.0 }
+fednew = { final = 70.0 }
+
+[columns.iid]
+label = "Independent"
+split = { kind = "iid", n_clients = 6 }
+data = { source = "mnist" }
+paper.fedavg = { final = 90.0 }
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> spec.Table:
+    (tmp_path / "table-0.toml").write_text(TABLE)
+    return spec.read(tmp_path / "table-0.toml", "small/table-0")
+
+
+def finished(table: spec.Table, row: str, seed: int, accuracy: float) -> History:
+    """A run of one cell with this final accuracy, on two classes of 100 examples each."""
+    about = table.experiment("two", row, seed).to_dict()
+    rows = [{"bytes_down": 1, "bytes_up": 2, "seconds": 0.5, "train_loss": None, "total": [100, 100]} for _ in range(2)]
+    records = [
+        {"round": 2, "hits": [10, 20], **rows[0]},
+        {"round": 3, "hits": [round(200 * accuracy) // 2, -(-round(200 * accuracy) // 2)], **rows[1]},
+    ]
+    return History(about["method"]["name"], about["train"], records, about=about, ended="finished")
+
+
+class Silent:
+    """Progress that nobody sees."""
+
+    def __call__(self, *args: object) -> None: ...
+
+    start_run = finish_run = fail_run = __call__
+
+
+# Kept runs
+
+
+def test_a_kept_run_has_the_measures_of_the_run(tmp_path: Path, table: spec.Table) -> None:
+    job = Job(table, ["two"], ["fedavg"], 1, tmp_path / "runs")
+    results, todo = job.load_existing()
+    job.run(results, todo, 1, Silent())
+    (file,) = job.keep(tmp_path / "small")
+    assert file == tmp_path / "small" / "small" / "table-0.jsonl.gz"
+    run = load_run(tmp_path / "runs" / "small" / "table-0" / "two" / "fedavg-seed-0")
+    again = kept.read(file)["two/fedavg-seed-0"]
+    assert np.array_equal(again.class_accuracy, run.class_accuracy, equal_nan=True)
+    assert np.array_equal(again.accuracy, run.accuracy)
+    assert again.rounds.tolist() == run.rounds.tolist() == [2, 3], "rounds without a test are not kept"
+    ours, theirs = again.summary(), run.summary()
+    assert ours["bytes"] == theirs["bytes"]
+    assert ours["seconds"] == pytest.approx(theirs["seconds"], abs=0.002)
+    assert ours["forgetting"] == theirs["forgetting"]
+    assert again.finished
+    shown, missing = Job(table, ["two"], ["fedavg"], 1, tmp_path / "small").load_existing()
+    assert not missing
+    assert shown.cells["two", "fedavg"].histories[0].accuracy[-1] == run.accuracy[-1]
+
+
+def test_runs_are_added_and_replaced_and_the_file_is_reproducible(tmp_path: Path, table: spec.Table) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    kept.write(file, {"two/fedavg-seed-1": finished(table, "fedavg", 1, 0.5)})
+    kept.write(file, {"two/fedavg-seed-0": finished(table, "fedavg", 0, 0.5)})
+    kept.write(file, {"two/fedavg-seed-1": finished(table, "fedavg", 1, 0.75)})
+    assert list(kept.read(file)) == ["two/fedavg-seed-0", "two/fedavg-seed-1"]
+    assert kept.read(file)["two/fedavg-seed-1"].accuracy[-1] == 0.75
+    before = file.read_bytes()
+    kept.write(file, {})
+    assert file.read_bytes() == before
+
+
+def test_a_diverged_run_is_kept_and_an_unfinished_one_is_not(tmp_path: Path, table: spec.Table) -> None:
+    run = finished(table, "fedavg", 0, 0.5)
+    run.ended, run.records = None, run.records[:1]
+    with raises(FedkeepError, key="run", value="two/fedavg-seed-0"):
+        kept.write(tmp_path / "a.jsonl.gz", {"two/fedavg-seed-0": run})
+    run.diverged = "the loss is NaN"
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", {"two/fedavg-seed-0": run})
+    results, todo = Job(table, ["two"], ["fedavg"], 1, tmp_path).load_existing()
+    assert results.cells["two", "fedavg"].diverged == {0: "the loss is NaN"}
+    assert not todo
+
+
+def test_kept_runs_of_another_experiment_are_not_used(tmp_path: Path, table: spec.Table) -> None:
+    run = finished(table, "fedavg", 0, 0.5)
+    run.about["train"]["lr"] = 0.5
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", {"two/fedavg-seed-0": run})
+    results, todo = Job(table, ["two"], ["fedavg"], 1, tmp_path).load_existing()
+    assert "train.lr is 0.5 there and 0.05 here" in results.cells["two", "fedavg"].failed[0]
+    assert not todo
+
+
+def change(line: dict) -> dict:
+    line["hits"][0][0] = 101
+    return line
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: b"no gzip",
+        lambda text: gzip.compress(b"no json\n"),
+        lambda text: gzip.compress(json.dumps({**json.loads(gzip.decompress(text)), "hits": [[1, 2]]}).encode()),
+        lambda text: gzip.compress(json.dumps(change(json.loads(gzip.decompress(text)))).encode()),
+        lambda text: gzip.compress(json.dumps({**json.loads(gzip.decompress(text)), "experiment": {}}).encode()),
+    ],
+    ids=["cut", "no gzip", "no JSON", "a round is missing", "too many hits", "no experiment"],
+)
+def test_a_damaged_file_is_an_error(tmp_path: Path, table: spec.Table, damage) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    kept.write(file, {"two/fedavg-seed-0": finished(table, "fedavg", 0, 0.5)})
+    file.write_bytes(damage(file.read_bytes()))
+    with raises(RunError, key=ANY, value=ANY):
+        kept.read(file)
+
+
+# The ledger
+
+
+@pytest.fixture
+def runs(tmp_path: Path, table: spec.Table) -> Path:
+    finals = {"fedavg": [0.5, 0.6], "better": [0.55, 0.65], "worse": [0.4, 0.5], "equal": [0.7, 0.8]}
+    finals |= {"noisy": [0.7, 0.5], "once": [0.7]}
+    found = {
+        f"two/{row}-seed-{seed}": finished(table, row, seed, value)
+        for row, values in finals.items()
+        for seed, value in enumerate(values)
+    }
+    kept.write(tmp_path / "runs" / "small" / "table-0.jsonl.gz", found)
+    return tmp_path / "runs"
+
+
+def test_verdicts(runs: Path, table: spec.Table) -> None:
+    found = {(entry.column, entry.row.name): entry for entry in ledger.entries([table], runs)}
+    assert {name: entry.verdict for (_, name), entry in found.items() if entry.column == "two"} == {
+        "fedavg": "baseline",
+        "better": "agrees",
+        "worse": "disagrees",
+        "equal": "within the paper's noise",  # 1.9 points, twice the larger spread is 2
+        "noisy": "within noise here",  # ahead on one seed, behind on the other
+        "once": "one seed",
+        "fednew": "not run",
+    }
+    assert found["two", "worse"].reason == "[the page](page.md)"
+    assert found["two", "fednew"].reason == "not in fedkeep yet"
+    assert found["iid", "fedavg"].reason == "no run on mnist yet"
+    assert found["two", "better"].ours_gap == pytest.approx(5)
+    assert found["two", "better"].paper_gap == pytest.approx(10)
+    assert found["two", "better"].seeds == 2
+    assert ledger.totals(list(found.values()))["small"]["agrees"] == 1
+
+
+def test_a_disagreement_without_an_explanation_says_so(runs: Path, table: spec.Table, tmp_path: Path) -> None:
+    (tmp_path / "table-0.toml").write_text(TABLE.replace('explained.worse = "[the page](page.md)"', ""))
+    found = ledger.entries([spec.read(tmp_path / "table-0.toml", "small/table-0")], runs)
+    assert [entry.reason for entry in found if entry.verdict == "disagrees"] == ["unexplained"]
+
+
+def test_an_explanation_must_name_a_row(tmp_path: Path) -> None:
+    (tmp_path / "table-0.toml").write_text(TABLE.replace("explained.worse", "explained.worst"))
+    with raises(ConfigError, key="columns.two.explained", value="worst", valid=["worse"]):
+        spec.read(tmp_path / "table-0.toml", "small/table-0")
+
+
+def test_the_command_prints_the_ledger(runs: Path, tmp_path: Path) -> None:
+    command = ["reproduce", str(tmp_path / "table-0.toml"), "--ledger", "--runs", str(runs)]
+    folder = tmp_path.name
+    (runs / "small").rename(runs / folder)  # the table is named after its folder
+    text = CliRunner().invoke(app, command, env={"COLUMNS": "200"}).stdout
+    assert "disagrees: [the page](page.md)" in text
+    assert "two, not run: FedNew (not in fedkeep yet)" in text
+    assert "iid, not run: all methods (no run on mnist yet)" in text
+    data = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert data["totals"][folder]["agrees"] == 1
+    assert next(one for one in data["figures"] if one["row"] == "once")["values"] == {"0": 70.0}
+    markdown = CliRunner().invoke(app, [*command, "--markdown"]).stdout
+    assert (
+        "| two | Worse | final % | 60.00 | 45.00±7.07 | 2 | +10.00 | -10.00 | disagrees: [the page](page.md) |"
+        in markdown
+    )
+
+
+def test_the_page_is_what_the_command_prints() -> None:
+    page = (REPOSITORY / "docs" / "ledger.md").read_text()
+    done = CliRunner().invoke(app, ["reproduce", "--ledger", "--markdown", "--runs", str(REPOSITORY / "results")])
+    assert page.partition("<!-- made by fedkeep reproduce --ledger -->\n\n")[2].rstrip() == done.stdout.rstrip()
