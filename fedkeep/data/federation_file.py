@@ -61,48 +61,58 @@ def read_clients(path: str | os.PathLike[str], n_examples: int, overlap: bool = 
 
     An example may be there once, unless `overlap` allows that several clients hold it, or one client several times.
     """
-    value = _read(path, "clients", "file", PartitionError)
+    clients, value = _clients_and_file(path)
     if (examples := value.get("examples", n_examples)) != n_examples:
         raise PartitionError(
             f"{path} divides {format_value(examples)} training examples, but the data has {n_examples}",
             key="file",
             value=examples,
         )
-    rows = value["clients"]
-    parts = [_whole_numbers(f"{path}, client {k}", row, "file", PartitionError) for k, row in enumerate(rows)]
-    indices = np.concatenate(parts)
-    if not len(indices):
-        raise PartitionError(f"{path}: no client has any example", key="file", value=str(path))
+    indices = clients.indices
     if indices.max() >= n_examples:
-        k = next(k for k, part in enumerate(parts) if part.max(initial=0) >= n_examples)
+        example, owner = int(indices.max()), _owners(clients, int(indices.max()))[0]
         raise PartitionError(
-            f"{path}: client {k} has example {parts[k].max()}, but the training examples are 0 to {n_examples - 1}",
+            f"{path}: client {owner} has example {example}, but the training examples are 0 to {n_examples - 1}",
             key="file",
-            value=int(parts[k].max()),
+            value=example,
         )
     counts = np.bincount(indices, minlength=n_examples)
     if not overlap and counts.max() > 1:
         example = int(counts.argmax())
-        owners = [k for k, part in enumerate(parts) for _ in range(int((part == example).sum()))]
+        owners = _owners(clients, example)
         raise PartitionError(
             f"{path}: example {example} is there {counts[example]} times, of clients {owners[0]} and {owners[1]}; "
             "overlap = true allows that",
             key="file",
             value=example,
         )
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return Partition(indices, offsets, file=str(path))
+    return clients
+
+
+def read_unchecked_clients(path: str | os.PathLike[str]) -> Partition:
+    """Return the split in a federation file, not checked against any data, to compare it with another."""
+    return _clients_and_file(path)[0]
+
+
+def _clients_and_file(path: str | os.PathLike[str]) -> tuple[Partition, dict[str, Any]]:
+    value = _read(path, "clients", "file", PartitionError)
+    parts = [
+        _whole_numbers(f"{path}, client {k}", row, "file", PartitionError) for k, row in enumerate(value["clients"])
+    ]
+    if not any(map(len, parts)):
+        raise PartitionError(f"{path}: no client has any example", key="file", value=str(path))
+    split = Partition.from_parts(parts)
+    return Partition(split.indices, split.offsets, file=str(path)), value
+
+
+def _owners(clients: Partition, example: int) -> list[int]:
+    """Return the clients that have an example, as often as they have it."""
+    return [k for k, own in enumerate(clients) for _ in range(int((own == example).sum()))]
 
 
 def read_cohorts(path: str | os.PathLike[str]) -> Cohorts:
     """Return the cohorts in a federation file."""
     return check_cohorts(_read(path, "cohorts", "cohorts", FedkeepError)["cohorts"], f"{path}, ")
-
-
-def read_rows(path: str | os.PathLike[str]) -> list[Any]:
-    """Return the split in a federation file as lists, unchecked, to compare it with another."""
-    rows: list[Any] = _read(path, "clients", "file", PartitionError)["clients"]
-    return rows
 
 
 def check_cohorts(cohorts: Any, where: str = "cohorts: ") -> Cohorts:
