@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation
     from fedkeep.experiments.resume import resume
     from fedkeep.runs import tensorboard
+    from fedkeep.runs.federation_copy import save_federation
     from fedkeep.runs.history import History
     from fedkeep.runs.reading import load_run
     from fedkeep.runs.tensorboard import TensorBoard
@@ -44,6 +45,7 @@ __all__ = [
     "models",
     "optim",
     "resume",
+    "save_federation",
     "simulate",
     "tensorboard",
     "tree",
@@ -58,6 +60,7 @@ _MODULE_OF = {
     "TensorBoard": "runs.tensorboard",
     "load_run": "runs.reading",
     "resume": "experiments.resume",
+    "save_federation": "runs.federation_copy",
     "simulate": "engine.simulate",
 }
 

@@ -39,6 +39,12 @@ def require_public(task: Task, method: str, validation: bool = False) -> Public:
             f"{method} needs a public set on the server: load(..., public=0.1), or data.public=0.1 in an experiment",
             key="public",
         )
+    if task.mixes_examples:
+        raise MethodError(
+            f"{method} computes logits of the public set; with BatchNorm by the statistics of the batch they depend on "
+            "how it is divided into batches: use nn.GroupNorm with this method",
+            key="model",
+        )
     if validation and not size(public.x_val):
         raise MethodError(
             f"{method} needs the validation part of the public set, which is empty: use more than {size(public.x)} "

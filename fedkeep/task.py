@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from fedkeep import losses, tree
 from fedkeep._util import layerwise
+from fedkeep._util.batch_norm import batch_statistics, check_batch_norm, frozen_layers, has_batch_statistics
 from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
 from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
@@ -65,7 +67,8 @@ class Task:
     """A model as pure functions of its weights, the loss, and the numbers of the federation.
 
     The user's module is copied, never changed. `init` holds the parameters that require a gradient; frozen parameters
-    and buffers are constants.
+    and buffers are constants. `mixes_examples`: with BatchNorm by the statistics of the batch, an example's logits
+    depend on the other examples of its batch.
     """
 
     def __init__(
@@ -89,6 +92,9 @@ class Task:
         self.criterion = require_criterion(criterion, n_classes, self.device, dtype)
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
         self.train_module = copy.deepcopy(self._eval).train()
+        for name in frozen_layers(model):
+            self.train_module.get_submodule(name).eval()
+        self.mixes_examples = has_batch_statistics(model)
         self._call_eval, self._call_train = _FunctionalModule(self._eval), _FunctionalModule(self.train_module)
         self.init: Tree = {name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad}
         if not self.init:
@@ -248,7 +254,8 @@ class Task:
         wanted = self.autocast is not None
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
             module = self._call_train if train else self._call_eval
-            return self.accelerator.call(lambda: module(params, use))
+            with batch_statistics() if self.mixes_examples else nullcontext():
+                return self.accelerator.call(lambda: module(params, use))
 
 
 class _FunctionalModule:
@@ -294,14 +301,7 @@ def check_model(model: nn.Module) -> None:
                 value=type(module).__name__,
             )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise ModelError(
-                f"{name or 'the model'} is {type(module).__name__}: its statistics mix the examples of a batch, "
-                "padding included, and its running averages are not weights, so averaging clients gives a model that "
-                "nobody trained; use nn.GroupNorm instead: fedkeep.models.to_group_norm(model) returns a copy of the "
-                "model with every BatchNorm replaced",
-                key=name or "model",
-                value=type(module).__name__,
-            )
+            check_batch_norm(name or "model", module)
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ModelError(f"{name} is not initialised yet: run one batch through the lazy model first", key=name)

@@ -21,7 +21,7 @@ from fedkeep.runs.history import History
 from fedkeep.runs.label_counts import label_counts_of
 
 # The settings that define the task, not how a method solves it. Forgetting depends on which rounds are evaluated.
-PROBLEM_SETTINGS = ("rounds", "participation", "eval_every")
+PROBLEM_SETTINGS = ("rounds", "participation", "eval_every", "cohorts")
 NAME_KEYS = {"method": "name", "model": "name", "data": "source", "split": "kind"}
 _SAME_SKEW = 0.1  # how far the label skew of two random splits of one kind may differ
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
@@ -66,10 +66,16 @@ class Identity:
         made_by = about.get("made_by", {})
         setting = {key: _without_none(about[key]) for key in ("method", "model", "data", "split")}
         # a setting that did not exist when the run was made had its default
-        setting["train"] = _with_effect({**_DEFAULTS, "seed": None, **about["train"]})
+        train = {**_DEFAULTS, "seed": None, **about["train"]}
+        if train["cohorts"] is not None:  # a file: its contents count, not its name
+            train["cohorts"] = made_by.get("cohorts", train["cohorts"])
+        setting["train"] = _with_effect(train)
         if (label := about.get("label")) is not None:
             setting = {"label": label, **setting}
         data, split = ({k: v for k, v in setting[key].items() if k != "seed"} for key in ("data", "split"))
+        if split.get("kind") == "file" and "split" in made_by:
+            split = {**split, "contents": made_by["split"]}
+            split.pop("file", None)
         by_seed = "seed" in about["data"]  # the public part of the data depends on the seed, the test set does not
         data |= _without_none({"contents": made_by.get("test" if by_seed else "data") or made_by.get("test")})
         model, criterion = dict(setting["model"]), {}
@@ -141,8 +147,12 @@ def _criterion(made_by: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_effect(train: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that are used: not `hostile` for a plain mean, nor `dp_delta` without noise."""
-    unused = {"hostile": train["aggregation"] == "mean", "dp_delta": train["dp_noise"] is None}
+    """Return the settings that are used: no `hostile` for a plain mean, no `dp_delta` without noise, and so on."""
+    unused = {
+        "hostile": train["aggregation"] == "mean",
+        "dp_delta": train["dp_noise"] is None,
+        "participation": train["cohorts"] is not None,
+    }
     return _without_none({key: value for key, value in train.items() if not unused.get(key, False)})
 
 

@@ -20,6 +20,8 @@ _HASHES = {  # keys whose values are hashes, and what to call them
     "model.shapes": "weights",
     "model.structure": "model",
     "data.contents": "data",
+    "split.contents": "split",
+    "train.cohorts": "cohorts",
     "criterion.code": "criterion",
     "method.code": "code",
 }
@@ -127,5 +129,7 @@ def _title(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _cohort(train: Mapping[str, Any]) -> str:
+    if train.get("cohorts") is not None:
+        return "given cohorts"
     share = train.get("participation")
     return f"{100 * share:g}% per round" if isinstance(share, float) else f"{printable(share)} per round"

@@ -21,29 +21,44 @@ def partition(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also save the picture as this SVG file.")
     ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Write split and cohorts to this JSON file, for split.file, cohorts.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which client holds how many examples of which class, without training.
 
     Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
+    With --save, the split and the cohorts are written to a file, which split.file=FILE and cohorts=FILE read.
     """
+    from fedkeep.engine.cohorts import CohortSequence, summarize_cohorts
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment, read
     from fedkeep.experiments.overrides import override
+    from fedkeep.runs.federation_copy import save_federation
 
-    if output is not None:
-        require_writable(output, "split.svg")
+    for path, name in ((output, "split.svg"), (save, "federation.json")):
+        if path is not None:
+            require_writable(path, name)
     file, overrides = file_and_overrides(args)
     tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
     experiment = Experiment.from_dict(override(tables, overrides))
     data, clients = load_data_and_clients(experiment)
     counts = clients.label_counts(data.y_train, data.n_classes)
+    shows_cohorts = save is not None or experiment.train.cohorts is not None
+    cohorts = CohortSequence.of(experiment.train, len(clients)).all() if shows_cohorts else None
+    if save is not None:
+        save_federation(save, clients, cohorts, len(data.y_train))
     if output is not None:
         _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}")
     if as_json:
-        print(to_json({"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}, indent=2))
+        table = {"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}
+        print(to_json(table if cohorts is None else {**table, "cohorts": cohorts}, indent=2))
         return
-    _print_split(Console(), counts)
+    console = Console()
+    _print_split(console, counts)
+    if cohorts is not None:
+        console.print(summarize_cohorts(cohorts, len(clients)), highlight=False)
 
 
 def _print_split(console: Console, counts: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class Partition:
 
     indices: np.ndarray
     offsets: np.ndarray
+    file: str | None = field(default=None, compare=False)  # the federation file that it was read from
 
     def __post_init__(self) -> None:
         if self.indices.dtype == np.int64 and len(self.indices) < 2**31 and self.indices.max(initial=0) < 2**31:

@@ -10,19 +10,31 @@ that is impossible raises a PartitionError with the reason.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import one_line
+from fedkeep._util.text import format_value, one_line
 from fedkeep._util.validate import require_bool, require_number, require_whole
 from fedkeep.data.client_indices import Partition
 from fedkeep.data.convert import as_ids
+from fedkeep.data.dirichlet_draws import MOST_TRIES, draw_counts
+from fedkeep.data.federation_file import read_clients
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
 
-__all__ = ["Partition", "by_id", "dirichlet", "iid", "label_quantity", "shards", "summarize_label_counts"]
+__all__ = [
+    "Partition",
+    "by_id",
+    "dirichlet",
+    "from_file",
+    "iid",
+    "label_quantity",
+    "shards",
+    "summarize_label_counts",
+]
 
 _MOST = 2**31  # of clients, examples and classes
 
@@ -65,7 +77,7 @@ def dirichlet(
     seed: int = 0,
     min_size: int = 10,
     cap: bool = True,
-    tries: int = 1000,
+    tries: int | None = None,
     group: int | None = None,
     even: bool = False,
 ) -> Partition:
@@ -73,7 +85,9 @@ def dirichlet(
 
     A small alpha gives clients few classes and unequal sizes.
 
-    - `min_size`: the draw is repeated, at most `tries` times, until every client has this many examples.
+    - `min_size`: the draw is repeated until every client has this many examples, as in the papers' code, at most
+      `tries` times. By default at most 200,000 times; after 2,000 draws it stops if the smallest clients so far show
+      that this would not be enough.
     - `cap`: classes are divided one after the other, and a client that has reached 1 / n_clients of all examples gets
       none of the remaining classes. This follows the papers' code.
     - `group`: examples are first divided evenly among groups of this many clients, and then within each group. FedGKD's
@@ -87,7 +101,8 @@ def dirichlet(
     y = _to_labels(y, n_clients)
     require_number("alpha", alpha, above=0, high=1e30, error=PartitionError)
     require_whole("min_size", min_size, low=0, high=_MOST, error=PartitionError)
-    require_whole("tries", tries, low=1, high=100_000, error=PartitionError)
+    if tries is not None:
+        require_whole("tries", tries, low=1, high=MOST_TRIES, error=PartitionError)
     if min_size * n_clients > len(y):
         raise PartitionError(
             f"min_size = {min_size}: {n_clients} clients cannot have {min_size} examples each, because there are "
@@ -111,19 +126,8 @@ def dirichlet(
             ]
         )
     by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
-    best = 0
-    for _ in range(tries):
-        counts = _dirichlet_counts(rng, [len(c) for c in by_class], n_clients, alpha, cap)
-        smallest = int(counts.sum(0).min())
-        if smallest >= min_size:
-            return _assign(by_class, counts)
-        best = max(best, smallest)
-    raise PartitionError(
-        f"min_size = {min_size} was not reached in {tries} draws for {n_clients} clients with alpha = {alpha}: the "
-        f"smallest client had at most {best} examples; lower min_size, raise alpha, or use fewer clients",
-        key="min_size",
-        value=min_size,
-    )
+    counts = draw_counts(rng, [len(c) for c in by_class], n_clients, alpha, cap, min_size, tries)
+    return _assign(by_class, counts)
 
 
 def label_quantity(y: Any, n_clients: int, k: int, seed: int = 0) -> Partition:
@@ -170,6 +174,17 @@ def by_id(ids: Any) -> Partition:
     return Partition(np.argsort(owner, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(owner))]))
 
 
+def from_file(y: Any, file: str | os.PathLike[str], overlap: bool = False) -> Partition:
+    """Read the split from a federation file, such as `fk.save_federation` and `fedkeep partition --save` write.
+
+    The file is JSON: `{"clients": [[0, 5, 7], [1, 2]]}` are the examples of client 0, of client 1, and so on. Examples
+    without a client are not used. `overlap` allows an example to be there more than once.
+    """
+    if not isinstance(file, str | os.PathLike):
+        raise PartitionError(f"file must be a path, not {format_value(file)}", key="file", value=file)
+    return read_clients(file, len(_to_labels(y, 1)), require_bool("overlap", overlap, PartitionError))
+
+
 def summarize_label_counts(counts: np.ndarray) -> str:
     """Return a summary of how much the clients differ; counts are [clients, classes].
 
@@ -210,26 +225,6 @@ def _even_offsets(n: int, parts: int) -> np.ndarray:
     return np.asarray(np.arange(parts + 1) * n // parts)
 
 
-def _dirichlet_counts(
-    rng: np.random.Generator, class_sizes: list[int], n_clients: int, alpha: float, cap: bool
-) -> np.ndarray:
-    """Draw the number of examples of each class that every client gets, [classes, clients]."""
-    even = sum(class_sizes) / n_clients
-    counts = np.zeros((len(class_sizes), n_clients), dtype=np.int64)
-    held = np.zeros(n_clients, dtype=np.int64)
-    for c, size in enumerate(class_sizes):
-        share = rng.dirichlet(np.full(n_clients, alpha))
-        if cap:
-            share = share * (held < even)
-            if not share.sum() > 0:  # only clients that are full were drawn
-                share = (held < even).astype(float)
-        bounds = np.floor(np.cumsum(share / share.sum()) * size + 1e-9).astype(np.int64)
-        bounds[-1] = size
-        counts[c] = np.diff(bounds, prepend=0)
-        held += counts[c]
-    return counts
-
-
 def _assign_classes(rng: np.random.Generator, n_classes: int, n_clients: int, k: int) -> np.ndarray:
     """Give k different classes to every client, from shuffled decks of all classes, [classes, clients]."""
     has_class = np.zeros((n_classes, n_clients), dtype=bool)
@@ -266,4 +261,5 @@ KINDS: dict[str, Callable[..., Partition]] = {
     "dirichlet": dirichlet,
     "label_quantity": label_quantity,
     "by_id": by_id,
+    "file": from_file,
 }

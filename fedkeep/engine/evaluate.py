@@ -20,10 +20,12 @@ from fedkeep.runs.packed import as_table
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
+EVAL_BATCH = 1000  # examples at a time, in every runtime, where logits depend on the batch
+
 
 @torch.no_grad()
 def evaluate(
-    task: Task, params: Tree, x: Any, y: Tensor, inputs: InputPipeline, each: Each = call_one, chunk: int = 1000
+    task: Task, params: Tree, x: Any, y: Tensor, inputs: InputPipeline, each: Each = call_one, chunk: int = EVAL_BATCH
 ) -> tuple[Tensor, Tensor]:
     """Return (confusion [..., true, predicted], summed loss [...]) of one model, or of a stack with `each`.
 
@@ -101,7 +103,7 @@ class Evaluator:
 
     def start(self, params: Tree) -> list[Tree]:
         """Evaluate the global model; every rank has its part of the test set. A GPU may still be at work on return."""
-        part = self.ranks.slice(len(self.y))
+        part = self._own_part()
         x, y = tree.take(self.x, part), self.y[part]
 
         def evaluate_part() -> Tree:
@@ -130,7 +132,16 @@ class Evaluator:
         ]
         return torch.stack(single)
 
+    def _own_part(self) -> slice:
+        """Return this rank's part of the test set; whole batches, where logits depend on the batch."""
+        if not self.task.mixes_examples:
+            return self.ranks.slice(len(self.y))
+        batches = self.ranks.slice(-(-len(self.y) // EVAL_BATCH))
+        return slice(batches.start * EVAL_BATCH, batches.stop * EVAL_BATCH)
+
     def _chunk(self, models: int) -> int:
         """Return how many examples pass through each of some models at a time."""
+        if self.task.mixes_examples:
+            return EVAL_BATCH
         most = 1000 if self.task.device.type == "cpu" else device.eval_batch_size(self.example_bytes, 10_000)
         return max(1, most // models)

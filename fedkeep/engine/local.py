@@ -10,7 +10,7 @@ A `Visit` is built inside the mapped function: `vmap` takes trees, not objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.batch_norm import real_examples
 from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
@@ -61,6 +62,10 @@ class LocalTraining:
     clip_norm: float | None = None
     chunk: int = 1024  # examples annotated at a time; on a GPU up to eight times as many
 
+    def __post_init__(self) -> None:
+        if self.task.mixes_examples:
+            require_whole_batches(self.method)
+
     # One step
 
     def step(
@@ -99,7 +104,7 @@ class LocalTraining:
         several = len(method.passes) > 1
         changed = several or method.uses("correct") or self.clip_norm is not None
         if several and method.uses("annotate") and "note" not in batch:  # once for all passes
-            noted = each(lambda b, loc: self.annotate(shared, loc, b["x"], b["y"]), batch, local)
+            noted = each(lambda b, loc: self._annotate_batch(shared, loc, b, each), batch, local)
             batch = {**batch, "note": noted}
         losses: dict[str, Tensor] = {}
         gradients: Tree = {}
@@ -133,7 +138,7 @@ class LocalTraining:
         point = tree.map(lambda w: w.detach().requires_grad_(), point)
         with torch.enable_grad():
             losses: Tensor = each(
-                lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc), point, batch, facts, local
+                lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc, each), point, batch, facts, local
             )
             total = losses.sum()
         if not losses.requires_grad:
@@ -145,12 +150,13 @@ class LocalTraining:
         grads = torch.autograd.grad(total, tree.leaves(point), materialize_grads=True)
         return losses, tree.like(point, grads)
 
-    def _loss(self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree) -> Tensor:
+    def _loss(self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each) -> Tensor:
         """Return the loss of one pass on one client's batch; missing notes are computed if the loss reads them."""
         if "note" not in batch:
             batch = _LazyNotes(batch, lambda: self.annotate(shared, local, batch["x"], batch["y"]))
         visit = self._in_step(name, shared, facts, local)
-        loss: Tensor = getattr(self.method, name)(visit, params, batch)
+        with self._of_batch(batch, each):
+            loss: Tensor = getattr(self.method, name)(visit, params, batch)
         if loss.ndim:
             raise MethodError(
                 f"{self.method.name}: {name} must return a single number, not {tuple(loss.shape)}: average over the "
@@ -158,6 +164,16 @@ class LocalTraining:
                 key=name,
             )
         return loss
+
+    def _annotate_batch(self, shared: Tree, local: Tree, batch: Tree, each: Each) -> Tree:
+        with self._of_batch(batch, each):
+            return self.annotate(shared, local, batch["x"], batch["y"])
+
+    def _of_batch(self, batch: Tree, each: Each) -> AbstractContextManager[None]:
+        """Return the context in which BatchNorm leaves out the padding of this batch; one client has none."""
+        if not self.task.mixes_examples:
+            return nullcontext()
+        return real_examples(batch["mask"], padded=each is not call_one)
 
     def _final_gradient(self, grads: Tree, params: Tree, shared: Tree, facts: Tree, local: Tree) -> Tree:
         """Combine the passes' gradients of one client, correct and clip."""
@@ -250,8 +266,8 @@ class LocalTraining:
 
     @property
     def annotates_once(self) -> bool:
-        """Whether notes are computed once per visit: not where augmentation changes the inputs at every step."""
-        return self.method.uses("annotate") and not self.inputs.augment
+        """Whether notes are computed once per visit: not where they change with augmentation or with the batch."""
+        return self.method.uses("annotate") and not self.inputs.augment and not self.task.mixes_examples
 
     @property
     def annotates(self) -> bool:
@@ -309,6 +325,18 @@ class _LazyNotes(dict[str, Any]):
             raise KeyError(key)
         self["note"] = self.annotate()
         return self["note"]  # type: ignore[no-any-return]
+
+
+def require_whole_batches(method: FedAvg) -> None:
+    """Raise if a method computes with single examples, for a model whose statistics are those of the batch."""
+    for hook in ("measure", "select_examples"):
+        if method.uses(hook):
+            raise MethodError(
+                f"{method.name} computes with single examples ({hook}), but with BatchNorm by the statistics of the "
+                "batch an example's logits depend on the others: use nn.GroupNorm with this method",
+                key="model",
+                value=hook,
+            )
 
 
 def require_pair(method: FedAvg, hook: str, pair: str, value: Any) -> tuple[Any, Any]:

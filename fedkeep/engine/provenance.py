@@ -84,7 +84,7 @@ def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
     A criterion is compared by its name alone where its checksum cannot be: with another version of Python, and in runs
     that recorded only the name.
     """
-    recorded = made_by[key]
+    recorded = made_by.get(key, "")
     if key != "criterion" or value == recorded or "cross_entropy" in (value, recorded):
         return bool(value == recorded)
     same_python = str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]

@@ -34,7 +34,8 @@ def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> Non
             value=settings.aggregation,
             valid=["mean", "clip", "krum", "multi_krum"],
         )
-    require_enough(settings, settings.cohort_size(n_clients))
+    if settings.cohorts is None:  # given ones are checked when they are read
+        require_enough(settings, settings.cohort_size(n_clients))
 
 
 def require_enough(settings: Settings, uploads: int) -> None:

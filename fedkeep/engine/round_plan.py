@@ -8,7 +8,7 @@ import numpy as np
 
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.data.seeds import sample_cohort
+from fedkeep.engine.cohorts import CohortSequence
 from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.local import ClientJob
 from fedkeep.engine.settings import Settings
@@ -31,7 +31,7 @@ class RoundPlanner:
 
     def __init__(self, settings: Settings, data: Dataset, clients: Partition, ranks: Ranks) -> None:
         self.settings, self.clients, self.ranks = settings, clients, ranks
-        self.cohort_size = settings.cohort_size(len(clients))
+        self.cohorts = CohortSequence.of(settings, len(clients))
         self.image = image_size(data, settings)
         self.labels, self.n_classes = data.y_train.numpy(), data.n_classes
         self._ahead: RoundPlan | None = None
@@ -50,7 +50,7 @@ class RoundPlanner:
 
     def cohort(self, number: int) -> tuple[list[int], list[int]]:
         """Return the clients that take part in a round, and the sampled ones without examples."""
-        sampled = sample_cohort(self.settings.seed, number, len(self.clients), self.cohort_size).tolist()
+        sampled = self.cohorts.sampled(number)
         cohort = [k for k in sampled if self.clients.size(k)]
         return cohort, [k for k in sampled if not self.clients.size(k)]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from os import PathLike, fspath
 from typing import Any, TypedDict
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from fedkeep import optim
 from fedkeep._util.validate import require_bool, require_choice, require_number, require_whole
 from fedkeep.data.augment import Augment
+from fedkeep.data.federation_file import Cohorts, check_cohorts
 from fedkeep.errors import FedkeepError
 
 SMALL_MODEL = 100_000  # weights, up to which a CPU is fastest with a stacked cohort on one thread
@@ -61,6 +63,7 @@ class SettingsDict(TypedDict, total=False):
     dp_clip: float | None
     dp_noise: float | None
     dp_delta: float
+    cohorts: str | PathLike[str] | Sequence[Sequence[int]] | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Settings:
     hostile: how many clients of a cohort these assume to be hostile.
     dp_clip, dp_noise: differential privacy (None: none): the norm to which each client's upload is clipped, and the
     noise on the sum in multiples of that norm; dp_delta: the delta at which epsilon is computed.
+    cohorts: the clients of every round, instead of random ones: a federation file, or one list of client ids per
+    round. `participation` then has no effect.
     """
 
     rounds: int = 50
@@ -114,6 +119,7 @@ class Settings:
     dp_clip: float | None = None
     dp_noise: float | None = None
     dp_delta: float = 1e-5
+    cohorts: str | Cohorts | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
@@ -129,6 +135,7 @@ class Settings:
         for f in fields(self):
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
+        self._set_cohorts()
         self._set_dtype("dtype", DTYPES)
         if self.autocast is not None:
             self._set_dtype("autocast", AUTOCAST)
@@ -224,6 +231,11 @@ class Settings:
                 value=self.aggregation,
                 valid=["mean"],
             )
+        if self.private and self.cohorts is not None:
+            raise FedkeepError(
+                "cohorts cannot be given with differential privacy, whose noise is computed for cohorts of one size",
+                key="cohorts",
+            )
         if self.private and self.eval_local_every:
             raise FedkeepError(
                 "eval_local_every records what single clients' models know, which differential privacy must not "
@@ -232,6 +244,13 @@ class Settings:
                 value=self.eval_local_every,
                 valid=[0],
             )
+
+    def _set_cohorts(self) -> None:
+        """Store a file as its path, and lists as tuples."""
+        given: Any = self.cohorts
+        if given is not None:
+            cohorts = fspath(given) if isinstance(given, str | PathLike) else check_cohorts(given)
+            object.__setattr__(self, "cohorts", cohorts)
 
     def _set_dtype(self, key: str, valid: Any) -> None:
         """Accept torch's dtypes too, and store the name."""

@@ -22,7 +22,7 @@ from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
 from fedkeep.runs.experiment_file import read_experiment, require_settings
-from fedkeep.runs.files import EXPERIMENT
+from fedkeep.runs.files import EXPERIMENT, FEDERATION
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
 from fedkeep.runs.seals import damaged
@@ -82,10 +82,12 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
         **about,
         "made_by": {
             **_made_by(s),
-            **provenance.fingerprints(s.task, s.data, s.clients),
+            **_fingerprints(s),
             **provenance.identity(s.method, s.task, s.data),
         },
     }
+    if isinstance(s.settings.cohorts, tuple):
+        whole["train"] = {**whole["train"], "cohorts": FEDERATION}  # the copy in the run folder has the lists
     return _run_in_folder(simulation, lambda: RunFolder.create(path, whole))
 
 
@@ -114,6 +116,12 @@ def _made_by(s: Simulation) -> dict[str, Any]:
     return {**provenance.made_by(s.engine.name, s.task, s.threads), "ranks": s.ranks.size}
 
 
+def _fingerprints(s: Simulation) -> dict[str, str]:
+    given = s.planner.cohorts.fingerprint
+    prints = provenance.fingerprints(s.task, s.data, s.clients)
+    return prints if given is None else {**prints, "cohorts": given}
+
+
 def restore_simulation(
     path: Path, made_by: Mapping[str, Any], federation: Federation, callbacks: Iterable[Callback] = ()
 ) -> Simulation:
@@ -123,7 +131,7 @@ def restore_simulation(
             raise damaged(str(path / EXPERIMENT), EXPERIMENT, f"made_by.{key} is missing")
     settings = replace(federation.settings, engine=made_by["engine"])
     simulation = make_simulation(replace(federation, settings=settings), callbacks)
-    for key, value in provenance.fingerprints(simulation.task, simulation.data, simulation.clients).items():
+    for key, value in _fingerprints(simulation).items():
         if not provenance.same_fingerprint(key, value, made_by):
             raise RunError(f"{path} was started with a different {key}", key=key, value=value, valid=[made_by[key]])
     if simulation.ranks.size == made_by.get("ranks", 1):

@@ -33,6 +33,7 @@ from fedkeep.engine.trainer import Trainer
 from fedkeep.errors import Diverged, FedkeepError, MethodError
 from fedkeep.method import FedAvg, Visit
 from fedkeep.runs.client_store import ClientStore
+from fedkeep.runs.federation_copy import write_federation_copy
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.label_counts import write_label_counts
@@ -134,8 +135,8 @@ class Simulation:
 
     @property
     def cohort_size(self) -> int:
-        """How many clients are sampled for a round."""
-        return self.planner.cohort_size
+        """How many clients are sampled for a round; the most, if the cohorts are given."""
+        return self.planner.cohorts.size
 
     # Running
 
@@ -195,6 +196,7 @@ class Simulation:
         states = ClientStore(folder.clients, run=folder.run)
         self.state.attach(folder, states, self.task.device, from_round)
         write_label_counts(folder.path, self.clients, self.data.y_train, self.task.n_classes, folder.run)
+        write_federation_copy(folder.path, self.clients, self.planner.cohorts.given, folder.run)
         return self
 
     # One round

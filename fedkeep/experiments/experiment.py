@@ -36,7 +36,8 @@ from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
-from fedkeep.runs.files import FORMAT, READABLE_FORMATS
+from fedkeep.runs.federation_copy import with_own_files
+from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -124,7 +125,13 @@ class Experiment(BaseModel):
         kind = require_choice("split.kind", _require_name("split", table), partition.KINDS, error=ConfigError)
         parameters = inspect.signature(partition.KINDS[kind]).parameters.items()
         options = {name: parameter for name, parameter in parameters if name not in ("y", "ids")}
-        _require_known("split", table, ["kind", "validation", *options])
+        if kind == "file" and "validation" in table:
+            raise ConfigError(
+                "split.validation cannot be set for a split from a file: leave held-out examples out of the file",
+                key="split.validation",
+                value=table["validation"],
+            )
+        _require_known("split", table, ["kind", *(["validation"] if kind != "file" else []), *options])
         for name, parameter in options.items():
             if parameter.default is parameter.empty and name not in table:
                 raise ConfigError(f"split.{name} is missing: {kind} needs it", key=f"split.{name}")
@@ -136,7 +143,7 @@ class Experiment(BaseModel):
         train.pop("seed")
         has_public_set = any(self.data.get(key) is not None for key in ("public", "public_ids"))
         data = {"seed": self.seed, **self.data} if has_public_set else self.data
-        split = self.split if self.split["kind"] == "by_id" else {"seed": self.seed, **self.split}
+        split = self.split if self.split["kind"] in ("by_id", "file") else {"seed": self.seed, **self.split}
         return {
             "seed": self.seed,
             "checkpoint_every": self.checkpoint_every,
@@ -154,7 +161,10 @@ _METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file tha
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read an experiment file as a dict. The name of an experiment that comes with fedkeep also works as a path."""
+    """Read an experiment file as a dict. The name of an experiment that comes with fedkeep also works as a path.
+
+    In a run folder's file, the folder's own copy stands for the files of the split and the cohorts.
+    """
     try:
         if not path.exists() and path.suffix in ("", ".toml") and (PRESETS / path.with_suffix(".toml").name).exists():
             path = PRESETS / path.with_suffix(".toml").name
@@ -179,6 +189,8 @@ def read(path: Path) -> dict[str, Any]:
             value=version,
             valid=READABLE_FORMATS,
         )
+    if path.name == EXPERIMENT and is_there(path.parent / FEDERATION):
+        return with_own_files(tables, path.parent)
     return tables
 
 

@@ -27,6 +27,8 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
     A key of [train] may be written without `train.`. Another method, model, data set or split drops the options of the
     old one.
 
+    >>> override({"split": {"kind": "shards", "s": 2}}, ["split.file=published.json"])
+    {'split': {'kind': 'file', 'file': 'published.json'}}
     >>> override({"method": {"name": "fedntd", "beta": 0.5}}, ["method=fedprox", "lr=0.1", "split.kind=iid"])
     {'method': {'name': 'fedprox'}, 'train': {'lr': 0.1}, 'split': {'kind': 'iid'}}
     """
@@ -44,6 +46,10 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             old = tables.get(section)
             if not isinstance(old, dict) or old.get(NAME_KEY[section]) != value:
                 tables[section] = {NAME_KEY[section]: value}
+        elif full == "split.file":
+            old = as_table(section, tables.get(section, {}))
+            kept = old if isinstance(old, dict) and old.get("kind") == "file" else {"kind": "file"}
+            tables[section] = {**kept, "file": value}
         elif name:
             tables[section] = as_table(section, tables.get(section, {}))
             _set(tables[section], full, value)
@@ -94,7 +100,9 @@ def _deep_merge(old: Any, new: Any) -> Any:
 
 
 def as_table(section: str, value: Any) -> Any:
-    """Return a section as a table, also if it is given by its name alone."""
+    """Return a section as a table, also if it is given by its name alone; a split with a `file` is of that kind."""
+    if section == "split" and isinstance(value, dict) and "file" in value:
+        return {"kind": "file", **value}
     return {NAME_KEY[section]: value} if isinstance(value, str) and section in NAME_KEY else value
 
 

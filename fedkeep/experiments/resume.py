@@ -23,6 +23,7 @@ from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
+from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
@@ -51,7 +52,8 @@ def resume(
     stopped is continued to its last round.
     """
     path = Path(run_dir)
-    federation = federation_from_arguments(read_experiment(path), method, model, data, clients, criterion)
+    about = with_own_files(read_experiment(path), path)
+    federation = federation_from_arguments(about, method, model, data, clients, criterion)
     if federation is None:
         return resume_from_file(path, callbacks, from_round)
     return continue_run(path, federation, callbacks, from_round)
@@ -104,7 +106,11 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round:
 def resume_experiment(
     experiment: Experiment, path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None
 ) -> History:
-    """Resume an experiment's run in a folder, or load it if it reached its last round."""
+    """Resume an experiment's run in a folder, or load it if it reached its last round.
+
+    A split and cohorts that were read from files are those that the run was started with: the folder has a copy.
+    """
+    experiment = _with_own_files(experiment, path)
 
     def is_complete() -> bool:
         return from_round is None and (saved_round(path) or 0) >= experiment.train.rounds
@@ -116,6 +122,7 @@ def resume_experiment(
 
 def load_finished(experiment: Experiment, path: Path) -> History:
     """Return the history of a run that has ended, with its weights and its model; raise if anything is damaged."""
+    experiment = _with_own_files(experiment, path)
     distributed.current_ranks().on_rank0(lambda: _complete_end(path))
     history = load_run(path, weights=False)
     about = read_experiment_file(path)
@@ -125,6 +132,10 @@ def load_finished(experiment: Experiment, path: Path) -> History:
     history.params, history.saved = saved.server["params"], saved.round
     history.build = partial(build_model, experiment)
     return history
+
+
+def _with_own_files(experiment: Experiment, path: Path) -> Experiment:
+    return type(experiment).from_dict(with_own_files(experiment.to_dict(), path))
 
 
 def _complete_end(path: Path) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fedkeep.data.federation_file import read_cohorts, read_unchecked_clients
 from fedkeep.engine import distributed
+from fedkeep.engine.cohorts import cohorts_fingerprint
 from fedkeep.engine.simulate import make_simulation, start
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.resume import load_finished, resume_experiment
-from fedkeep.runs.files import EXPERIMENT
+from fedkeep.runs.files import EXPERIMENT, fingerprint
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run, read_experiment, was_stopped
 
@@ -48,6 +50,10 @@ def require_same(experiment: Experiment, recorded: dict[str, Any], what: str, ad
     theirs = Experiment.from_dict(recorded).to_dict()
     # how often to save, how much to keep and the label are not part of an experiment's identity
     ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep", "label")}}
+    _require_same_files(experiment, recorded.get("made_by", {}), what, advice)
+    for section, key in (("split", "file"), ("train", "cohorts")):  # compared by their contents
+        for tables in (ours, theirs):
+            tables[section] = {**tables[section], **({key: "a file"} if tables[section].get(key) is not None else {})}
     differences = sorted(_differences(theirs, ours), key=lambda each: each[0] in _FILLED_IN)
     for key, there, here in differences:
         raise ConfigError(
@@ -55,6 +61,27 @@ def require_same(experiment: Experiment, recorded: dict[str, Any], what: str, ad
             key=key,
             value=here,
         )
+
+
+def _require_same_files(experiment: Experiment, made_by: dict[str, Any], what: str, advice: str) -> None:
+    """Raise if the files of the split and the cohorts exist, and do not contain what the run was started with."""
+    split, cohorts, found = experiment.split.get("file"), experiment.train.cohorts, {}
+    if isinstance(split, str) and _exists(split):
+        clients = read_unchecked_clients(split)
+        found["split"] = "split.file", split, fingerprint(clients.indices, clients.offsets)
+    if cohorts is not None and (not isinstance(cohorts, str) or _exists(cohorts)):
+        given = read_cohorts(cohorts) if isinstance(cohorts, str) else cohorts
+        value = cohorts if isinstance(cohorts, str) else "a list"
+        found["cohorts"] = "train.cohorts", value, cohorts_fingerprint(given, experiment.train.rounds)
+    for name, (key, file, contents) in found.items():
+        if name in made_by and contents != made_by[name]:
+            raise ConfigError(
+                f"{what}: {key} = {file} does not contain what that run was started with; {advice}", key=key, value=file
+            )
+
+
+def _exists(file: str) -> bool:
+    return Path(file).expanduser().exists()
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

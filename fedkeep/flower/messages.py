@@ -167,6 +167,13 @@ def resolve_settings(arguments: Mapping[str, Any], run_config: Mapping[str, Any]
             key="eval_local_every",
             value=settings.eval_local_every,
         )
+    if settings.cohorts is not None:
+        raise ConfigError(
+            "cohorts is for simulations: the server of a federation chooses among the clients that are connected, and "
+            "replaces those that do not reply",
+            key="cohorts",
+            value=settings.cohorts,
+        )
     return settings
 
 

@@ -30,6 +30,7 @@ from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
+from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import CLIENTS
 from fedkeep.tree import Tree
 
@@ -119,7 +120,7 @@ def open_run(
     the same model, data and clients again, as for `resume`.
     """
     path = Path(run_dir)
-    about = read_experiment(path)
+    about = with_own_files(read_experiment(path), path)
     given = federation_from_arguments(about, method, model, data, clients, criterion) or _from_file(path, about)
     simulation = restore_simulation(path, about["made_by"], given)
     return _at_checkpoint(simulation, path)

@@ -1,6 +1,7 @@
-"""Residual networks with GroupNorm (He et al. 2016; FedGKD section 5.1, FedNTD G.3, FedSSD, FedKA).
+"""Residual networks with GroupNorm or BatchNorm (He et al. 2016; FedGKD section 5.1, FedNTD G.3, FedSSD, FedKA).
 
-GroupNorm with 16 channels per group replaces BatchNorm, as in FedGKD. The first layer for images of up to 64 pixels is
+GroupNorm with 16 channels per group replaces BatchNorm, as in FedGKD. With `norm="batch"` it is BatchNorm by the
+statistics of the batch, without running averages, as in FedNTD's code. The first layer for images of up to 64 pixels is
 a 3x3 convolution that keeps their size; for larger images it is ImageNet's 7x7 convolution with stride 2 and a pool.
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedkeep._util.validate import require_whole
+from fedkeep._util.validate import require_choice, require_whole
 from fedkeep.errors import ModelError
 from fedkeep.models.networks import MAX_WIDTH, Network, require_image
 from fedkeep.models.norm import groups
@@ -100,9 +101,10 @@ def _constructor(name: str) -> Callable[..., Network]:
         n_classes: int,
         width: int = depth.width,
         channels_per_group: int = 16,
+        norm: str = "group",
         projection: int | None = None,
     ) -> Network:
-        return _resnet(depth, input_shape, n_classes, width, channels_per_group, projection)
+        return _resnet(depth, input_shape, n_classes, width, channels_per_group, norm, projection)
 
     resnet.__name__ = resnet.__qualname__ = name
     resnet.__doc__ = depth.about
@@ -118,24 +120,29 @@ def _resnet(
     n_classes: int,
     width: int,
     channels_per_group: int,
+    norm: str,
     projection: int | None,
 ) -> Network:
     require_image(input_shape)
     require_whole("width", width, low=1, high=MAX_WIDTH, error=ModelError)
     require_whole("channels_per_group", channels_per_group, low=1, high=MAX_WIDTH, error=ModelError)
 
-    def norm(channels: int) -> nn.Module:
+    require_choice("norm", norm, ("group", "batch"), error=ModelError)
+
+    def layer(channels: int) -> nn.Module:
+        if norm == "batch":
+            return nn.BatchNorm2d(channels, track_running_stats=False)
         return nn.GroupNorm(groups(channels, channels_per_group), channels)
 
     channels, height, breadth = input_shape
     small = depth.small_stem or max(height, breadth) <= LARGEST_SMALL_IMAGE
-    parts: list[tuple[str, nn.Module]] = [("stem", _stem(channels, width, norm, small))]
+    parts: list[tuple[str, nn.Module]] = [("stem", _stem(channels, width, layer, small))]
     fan_in = width
     for i, n in enumerate(depth.blocks):
         wide = width * 2**i
-        stage = [depth.block(fan_in, wide, stride=1 if i == 0 else 2, norm=norm)]
+        stage = [depth.block(fan_in, wide, stride=1 if i == 0 else 2, norm=layer)]
         fan_in = wide * depth.block.expansion
-        stage += [depth.block(fan_in, wide, stride=1, norm=norm) for _ in range(n - 1)]
+        stage += [depth.block(fan_in, wide, stride=1, norm=layer) for _ in range(n - 1)]
         parts.append((f"stage{i + 1}", nn.Sequential(*stage)))
     return Network(nn.Sequential(OrderedDict([*parts, ("pool", GlobalMean())])), fan_in, n_classes, projection)
 

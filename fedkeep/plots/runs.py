@@ -210,9 +210,12 @@ def _label_counts(run: Run) -> dict[str, Any] | str:
         return recorded
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment
+    from fedkeep.runs.federation_copy import with_own_files
 
     try:
-        data, clients = load_data_and_clients(Experiment.from_dict(run.history.about))
+        about = run.history.about
+        own = with_own_files(about, run.history.folder) if run.history.folder else about
+        data, clients = load_data_and_clients(Experiment.from_dict(own))
     except FedkeepError as error:
         return f"the split of {run.history.folder} was not recorded and cannot be computed again: {error}"
     return count_labels(clients, data.y_train, data.n_classes)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedkeep.errors import ForeignFile, RunError
 from fedkeep.runs.experiment_file import ExperimentFile
-from fedkeep.runs.files import EXPERIMENT, INSTRUMENTS, ROUNDS, SPLIT, entries, is_there, read_bytes
+from fedkeep.runs.files import EXPERIMENT, FEDERATION, INSTRUMENTS, ROUNDS, SPLIT, entries, is_there, read_bytes
 from fedkeep.runs.history import Record
 from fedkeep.runs.records import Lines, read_lines
 from fedkeep.runs.seals import checksum, damaged
@@ -127,8 +127,9 @@ def require_files(header: CheckpointHeader, experiment: ExperimentFile) -> None:
 def covered_files(folder: Path, experiment: ExperimentFile) -> dict[str, Any]:
     """Return the checksums that a checkpoint stores of other files; of a file that may still change, only its name."""
     files: dict[str, Any] = {EXPERIMENT: experiment.checksum}
-    if is_there(folder / SPLIT):
-        files[SPLIT] = checksum(read_bytes(folder / SPLIT))
+    for name in (SPLIT, FEDERATION):
+        if is_there(folder / name):
+            files[name] = checksum(read_bytes(folder / name))
     if is_there(folder / INSTRUMENTS):
         files[INSTRUMENTS] = None
     return files

@@ -5,6 +5,7 @@
     checkpoint-ROUND.safetensors the server's tree and an index of the clients' states; the last few are kept
     clients/                     one file per client and round
     split.json                   the label counts of the clients (see label_counts.py)
+    federation.json              the split and the cohorts, if files gave them (see federation_copy.py)
     ended.json                   the last round and why the run ended: "finished", "stopped" by a callback, "diverged"
     diverged.txt                 the message of a run that diverged
     abandoned/                   later rounds, while a run repeats them from an earlier checkpoint (see abandoned.py)

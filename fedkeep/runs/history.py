@@ -61,6 +61,11 @@ class History:
         return np.array([r["round"] for r in self._evaluated()], dtype=int)
 
     @property
+    def cohorts(self) -> list[list[int]]:
+        """The clients that each round sampled, also those without examples: a sequence for the setting `cohorts`."""
+        return [sorted([*r["cohort"], *r.get("skipped", ())]) for r in self.records if r["round"]]
+
+    @property
     def confusion(self) -> np.ndarray:
         """[evaluated rounds, true class, predicted class] of the global model."""
         return np.array([r["confusion"] for r in self._evaluated()])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import ANY, raises
 
-from fedkeep.data import Partition, partition
+from fedkeep.data import Partition, dirichlet_draws, partition
 from fedkeep.errors import FedkeepError, PartitionError
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=50)
@@ -117,11 +117,64 @@ def test_dirichlet_that_draws_only_full_clients_uses_the_others() -> None:
 def test_dirichlet_draws_at_most_tries_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """One class and five clients at alpha = 0.001: one client gets nearly all, so the others miss min_size = 16."""
     calls = []
-    draw = partition._dirichlet_counts
-    monkeypatch.setattr(partition, "_dirichlet_counts", lambda *args: calls.append(1) or draw(*args))
+    draw = dirichlet_draws.draw
+    monkeypatch.setattr(dirichlet_draws, "draw", lambda *args: calls.append(args[-1]) or draw(*args))
     with raises(PartitionError, "min_size", 16, mentions=["7", "5", "0.001"]):
         partition.dirichlet(np.zeros(80, int), 5, 0.001, min_size=16, tries=7)
-    assert len(calls) == 7
+    assert sum(calls) == 7
+
+
+def one_by_one(rng, class_sizes: list[int], n_clients: int, alpha: float, cap: bool) -> np.ndarray:
+    """Draw one split in plain numpy, class by class: the released code's loop, with the fallback for full clients."""
+    counts, held = [], np.zeros(n_clients, dtype=np.int64)
+    for size in class_sizes:
+        share = rng.dirichlet(np.full(n_clients, alpha))
+        if cap:
+            has_room = held < sum(class_sizes) / n_clients
+            share = share * has_room
+            share = share if share.sum() > 0 else has_room.astype(float)
+        bounds = np.floor(np.cumsum(share / share.sum()) * size + 1e-9).astype(np.int64)
+        bounds[-1] = size
+        counts.append(np.diff(bounds, prepend=0))
+        held += counts[-1]
+    return np.stack(counts)
+
+
+@PROFILE
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.sampled_from([1e-3, 0.05, 0.0999, 0.1, 0.5, 1.0, 30.0]),
+    st.booleans(),
+    SEEDS,
+)
+def test_draws_made_together_are_those_made_one_by_one(class_sizes, n_clients, alpha, cap, seed) -> None:
+    """The same bits, so that a seed gives the split that it always gave."""
+    alone, together = np.random.default_rng(seed), np.random.default_rng(seed)
+    expected = np.stack([one_by_one(alone, class_sizes, n_clients, alpha, cap) for _ in range(7)])
+    drawn = [dirichlet_draws.draw(together, class_sizes, n_clients, alpha, cap, number) for number in (1, 2, 4)]
+    assert np.array_equal(np.concatenate(drawn), expected)
+
+
+def test_fedntds_split_of_cifar10_among_100_clients_with_alpha_005_is_drawn_until_it_succeeds() -> None:
+    """Seed 1 needs 3,074 draws, which took 9 seconds one by one."""
+    y = np.repeat(np.arange(10), 5000)
+    clients = partition.dirichlet(y, 100, 0.05, seed=1)
+    assert_each_once(clients, len(y))
+    assert clients.sizes.min() >= 10
+    counts = clients.label_counts(y)
+    held_before = np.cumsum(counts, axis=1) - counts
+    assert (held_before[counts > 0] < 500).all()
+
+
+@pytest.mark.parametrize(("alpha", "min_size"), [(0.005, 10), (1.0, 490), (0.05, 100)])
+def test_a_dirichlet_split_that_cannot_succeed_is_refused_after_few_draws(monkeypatch, alpha, min_size) -> None:
+    drawn = []
+    draw = dirichlet_draws.draw
+    monkeypatch.setattr(dirichlet_draws, "draw", lambda *args: drawn.append(args[-1]) or draw(*args))
+    with raises(PartitionError, "min_size", min_size, mentions=["100", str(alpha)]):
+        partition.dirichlet(np.repeat(np.arange(10), 5000), 100, alpha, min_size=min_size)
+    assert 2000 <= sum(drawn) < 2300
 
 
 def test_dirichlet_reaches_a_min_size_of_the_even_share() -> None:
