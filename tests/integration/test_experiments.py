@@ -46,7 +46,7 @@ def test_every_default_is_written_out_and_read_back_the_same() -> None:
     assert complete["method"] == {"name": "fedntd", **fk.methods.FedNTD.defaults(), "beta": 0.5}
     assert complete["split"] == {"seed": 0, "kind": "shards", "n_clients": 6, "s": 2}
     assert complete["data"]["seed"] == 0
-    assert complete["train"]["augment"] == {"crop": 1, "flip": True, "cutout": 0}
+    assert complete["train"]["augment"] == {"crop": 1, "flip": True, "cutout": 0, "padding": "zeros"}
     again = Experiment.from_dict(tomllib.loads(to_toml(complete).decode()))
     assert again.to_dict() == complete
 

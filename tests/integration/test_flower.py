@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.errors import raises
-from support.problems import Problem, same
+from support.problems import Problem, gap, same
 
 import fedkeep as fk
 
@@ -50,6 +50,20 @@ def test_sampling_dropout_and_augmentation_equal_the_simulation(three: Problem) 
     assert [r.get("cohort") for r in alone.history.records] == [
         r.get("cohort") for r in strategy.federation.state.history.records
     ]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "fedcurv"])
+def test_dropped_batches_and_reflected_images_equal_the_simulation(three: Problem, name: str) -> None:
+    """The server also knows how many steps a client takes: no update is rejected."""
+    augment = fk.data.Augment(crop=2, flip=True, padding="reflect")
+    problem = dataclasses.replace(three, settings={**three.settings, "augment": augment, "drop_last": True})
+    method = fk.methods.get(name)()
+    alone = problem.run(method)
+    strategy = strategy_of(problem, method)
+    strategy.start(grid_of(problem, method))
+    assert same(alone.server, strategy.federation.state.server)
+    for changes in ({"drop_last": False}, {"augment": dataclasses.replace(augment, padding="zeros")}):
+        assert gap(alone.params, problem.run(method, **changes).params) > 1e-6
 
 
 def test_wire_format_is_that_of_protocol_version_1(three: Problem) -> None:
