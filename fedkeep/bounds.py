@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.batches import count_batches
 from fedkeep.tree import Tree
 
 Limit = float | Callable[["Received"], Any]  # a number, or a function that returns one number or one per element
@@ -38,12 +39,12 @@ class Received:
     lr: float = 0.0
     epochs: int = 1
     batch_size: int = 1
+    drop_last: bool = False
 
     @property
     def steps(self) -> int:
         """How many local steps a client takes that has as many examples as this upload says."""
-        n = max(1, int(self.upload["n"]))
-        return int(self.epochs * -(-n // min(self.batch_size, n)))
+        return self.epochs * count_batches(max(1, int(self.upload["n"])), self.batch_size, self.drop_last)
 
     @property
     def effective_steps(self) -> float:

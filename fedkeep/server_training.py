@@ -127,7 +127,8 @@ class Options:
     """How the server trains.
 
     `lr(step)` is the learning rate of a step, counted from 0. Training ends after `steps` steps, or after `patience`
-    steps without an improvement by MIN_DELTA. The optimiser's state starts fresh.
+    steps without an improvement by MIN_DELTA. The optimiser's state starts fresh. With `include_start`, the weights
+    that training starts from are a candidate: an epoch counts only if it improves on them.
     """
 
     optimizer: Optimizer
@@ -135,6 +136,7 @@ class Options:
     batch_size: int
     steps: int
     patience: int
+    include_start: bool = False
 
 
 def train(
@@ -153,7 +155,8 @@ def train(
 
     Args:
         task: the task.
-        params: the weights to start from. They are no candidate: the result was trained, unless `steps` is 0.
+        params: the weights to start from. Unless `options` include them, they are no candidate: the result was trained,
+            unless `steps` is 0.
         loss: `loss(params, at)`, the scalar of the batch at the positions `at`.
         check: a validation loss of the weights, computed after every epoch.
         n: the number of examples.
@@ -178,6 +181,7 @@ def train_labelled(
     epochs: int,
     batch_size: int,
     patience: int,
+    include_start: bool = False,
 ) -> Tree:
     """Train on the public set, with early stopping by the cross-entropy of its validation part.
 
@@ -188,7 +192,8 @@ def train_labelled(
     per_epoch = -(-n // batch_size)
     rate = task.lr(cohort.round)
     optimizer = cast(Optimizer, dataclasses.replace(cast(Any, task.optimizer), weight_decay=0.0))
-    options = Options(optimizer, lambda step: rate, batch_size, epochs * per_epoch, patience * per_epoch)
+    steps, patience = epochs * per_epoch, patience * per_epoch
+    options = Options(optimizer, lambda step: rate, batch_size, steps, patience, include_start)
     return train(task, params, loss, lambda w: validation_loss(task, w, public), n, cohort.seed, options)
 
 
@@ -225,7 +230,8 @@ class _Training:
         }
         self.row, self.step_count, self.stopped = zeros(), zeros(), zeros(dtype=torch.bool)
         precise = torch.float32 if task.device.type == "mps" else torch.float64  # which MPS does not have
-        self.best: Tree = {"params": tree.map(torch.clone, params), "value": zeros(dtype=precise), "step": zeros()}
+        # the step of the best weights is -1 until there is a candidate
+        self.best: Tree = {"params": tree.map(torch.clone, params), "value": zeros(dtype=precise), "step": zeros() - 1}
 
     def run(self, seed: int) -> None:
         """Train to the end."""
@@ -234,6 +240,8 @@ class _Training:
         steps: dict[int, Callable[[], None]] = {}  # by the size of the batch
         polls, first_step = self._epochs_between_polls(seed), 0
         epochs = next(polls)
+        if self.options.include_start:
+            check()
         while epochs:
             self._load(epochs, first_step)
             for epoch in epochs:
@@ -270,7 +278,7 @@ class _Training:
         """Compare the weights with the best so far, and note whether training has stopped."""
         best, value = self.best, self.check(self.params)
         now = {"params": self.params, "value": value.to(best["value"].dtype), "step": self.step_count}
-        better = ~self.stopped & ((best["step"] == 0) | (now["value"] < best["value"] - MIN_DELTA))
+        better = ~self.stopped & ((best["step"] < 0) | (now["value"] < best["value"] - MIN_DELTA))
         tree.map(lambda kept, new: torch.where(better, new, kept, out=kept), best, now)
         self.stopped |= self.step_count - best["step"] >= self.options.patience
 

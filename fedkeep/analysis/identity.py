@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from fedkeep import methods
 from fedkeep._util.validate import require_whole
+from fedkeep.data import Augment
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import RunError
 from fedkeep.runs.history import History
@@ -65,11 +67,15 @@ class Identity:
         about = self.history.about
         made_by = about.get("made_by", {})
         setting = {key: _without_none(about[key]) for key in ("method", "model", "data", "split")}
-        # a setting that did not exist when the run was made had its default
+        # what did not exist when the run was made had its default
         train = {**_DEFAULTS, "seed": None, **about["train"]}
         if train["cohorts"] is not None:  # a file: its contents count, not its name
             train["cohorts"] = made_by.get("cohorts", train["cohorts"])
         setting["train"] = _with_effect(train)
+        if isinstance(augment := setting["train"].get("augment"), dict):
+            setting["train"]["augment"] = {**asdict(Augment()), **augment}
+        if (method := methods.REGISTRY.get(setting["method"].get("name", ""))) is not None:
+            setting["method"] = {**method.defaults(), **setting["method"]}
         if (label := about.get("label")) is not None:
             setting = {"label": label, **setting}
         data, split = ({k: v for k, v in setting[key].items() if k != "seed"} for key in ("data", "split"))
@@ -83,8 +89,8 @@ class Identity:
             hashes = {"shapes": "model", "structure": "structure", "layers": "layers"}
             model |= _without_none({key: made_by.get(name) for key, name in hashes.items()})
             criterion = _criterion(made_by)
-        method = setting["method"] | _without_none({"code": made_by.get("algorithm")})
-        setting |= {"method": method, "model": model, "data": data, "split": split}
+        code = _without_none({"code": made_by.get("algorithm")})
+        setting |= {"method": setting["method"] | code, "model": model, "data": data, "split": split}
         return setting | ({"criterion": criterion} if criterion else {})
 
     @cached_property

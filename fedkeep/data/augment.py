@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeep._util.validate import require_bool, require_whole
+from fedkeep._util.validate import require_bool, require_choice, require_whole
 from fedkeep.errors import DataError
 from fedkeep.tree import Tree
 
+PADDINGS = ("zeros", "reflect")
 _MAX_PIXELS = 1024  # of padding on a side, and of the side of a square
 
 
@@ -24,22 +25,29 @@ _MAX_PIXELS = 1024  # of padding on a side, and of the side of a square
 class Augment:
     """Random crop, horizontal flip and cutout for images; each is off by default.
 
-    Crop and flip work on the raw image, so the padding is black. Cutout works on the normalised image, so its square
-    has the mean colour. Both are usual in torchvision pipelines.
+    Crop and flip work on the raw image, so zero padding is black. Cutout works on the normalised image, so its square
+    has the mean colour. Both are usual in torchvision pipelines. With padding="reflect" the padding mirrors the image
+    at its border pixels, which are not repeated.
     """
 
-    crop: int = 0  # pixels of zero padding on each side before a crop of the original size
+    crop: int = 0  # pixels of padding on each side before a crop of the original size
     flip: bool = False
     cutout: int = 0  # side of the square in pixels
+    padding: str = "zeros"  # of the crop: "zeros" or "reflect"
 
     def __post_init__(self) -> None:
         for name in ("crop", "cutout"):
             size = require_whole(f"augment.{name}", getattr(self, name), low=0, high=_MAX_PIXELS, error=DataError)
             object.__setattr__(self, name, size)
         require_bool("augment.flip", self.flip, DataError)
+        require_choice("augment.padding", self.padding, PADDINGS, error=DataError)
 
     def __bool__(self) -> bool:
         return bool(self.crop or self.flip or self.cutout)
+
+    def largest_crop(self, image: tuple[int, int]) -> int:
+        """Return the largest `crop` for images of this height and width: a reflection has one pixel less than these."""
+        return max(image) if self.padding == "zeros" else max(min(image) - 1, 0)
 
     def draw(self, rng: np.random.Generator, steps: int, width: int, image: tuple[int, int]) -> dict[str, np.ndarray]:
         """Draw the random parameters of every example in every step, [S, B] each."""
@@ -65,8 +73,11 @@ class Augment:
         if self.flip:
             columns = torch.where(drawn["flip"].bool()[:, None], columns.flip(1), columns)
         if self.crop:
-            x = F.pad(x, (self.crop,) * 4)
             rows, columns = rows + drawn["top"][:, None], columns + drawn["left"][:, None]
+            if self.padding == "zeros":
+                x = F.pad(x, (self.crop,) * 4)
+            else:
+                rows, columns = _reflected(rows - self.crop, height), _reflected(columns - self.crop, width)
         example = torch.arange(n, device=x.device)[:, None, None, None]
         channel = torch.arange(channels, device=x.device)[None, :, None, None]
         return x[example, channel, rows[:, None, :, None], columns[:, None, None, :]]
@@ -84,6 +95,15 @@ class Augment:
 
         keep = outside(drawn["row"], x.shape[2])[:, :, None] | outside(drawn["column"], x.shape[3])[:, None, :]
         return x * keep[:, None]
+
+
+def _reflected(position: Tensor, length: int) -> Tensor:
+    """Return positions outside of 0 to length - 1, by less than that, mirrored at the border.
+
+    >>> _reflected(torch.tensor([-2, -1, 0, 1, 2, 3, 4]), length=3).tolist()
+    [2, 1, 0, 1, 2, 1, 0]
+    """
+    return length - 1 - (length - 1 - position.abs()).abs()
 
 
 @dataclass(frozen=True)

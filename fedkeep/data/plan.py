@@ -6,11 +6,12 @@ only on (seed, round), so methods are compared on the same cohorts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from fedkeep._util.batches import count_batches
 from fedkeep.data.augment import Augment
 from fedkeep.data.seeds import AUGMENT, MODULE, NOISE, ORDER, generator, seed_stream
 
@@ -25,6 +26,7 @@ class ClientPlan:
     size: np.ndarray  # [S] number of real examples in each step
     augment: dict[str, np.ndarray]  # random parameters of the augmentation, [S, B] each
     per_epoch: int  # steps per epoch
+    dropped: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # that epoch 1 leaves out
 
     @property
     def steps(self) -> int:
@@ -42,6 +44,12 @@ class ClientPlan:
         return int(seed_stream(MODULE, *self.key).generate_state(1)[0])
 
     @property
+    def one_pass(self) -> list[np.ndarray]:
+        """The batches of one pass over all of the client's examples: those of the first epoch, and what it dropped."""
+        batches = [self.index[s, : self.size[s]] for s in range(self.per_epoch)]
+        return [*batches, self.dropped] if len(self.dropped) else batches
+
+    @property
     def mask(self) -> np.ndarray:
         """Whether each place holds a real example, [S, B]; False is padding."""
         return np.arange(self.index.shape[1]) < self.size[:, None]
@@ -56,24 +64,28 @@ def make_plan(
     batch_size: int,
     augment: Augment | None = None,
     image: tuple[int, int] = (0, 0),
+    drop_last: bool = False,
 ) -> ClientPlan:
     """Return a client's plan: `epochs` passes over its n examples, each in a new order.
 
-    The last batch of an epoch may be smaller than the others.
+    The last batch of an epoch may be smaller than the others; with `drop_last` it is left out, unless it is the only
+    one.
 
-    >>> plan = make_plan(seed=0, round=1, client=3, n=5, epochs=2, batch_size=2)
-    >>> plan.size.tolist()
+    >>> make_plan(seed=0, round=1, client=3, n=5, epochs=2, batch_size=2).size.tolist()
     [2, 2, 1, 2, 2, 1]
+    >>> make_plan(seed=0, round=1, client=3, n=5, epochs=2, batch_size=2, drop_last=True).size.tolist()
+    [2, 2, 2, 2]
     """
     key = (seed, round, client)
     width = min(batch_size, n)
-    per_epoch = -(-n // width)
+    per_epoch = count_batches(n, width, drop_last)
+    used = min(n, per_epoch * width)  # examples of an epoch
     order = generator(ORDER, *key)
+    orders = np.stack([order.permutation(n) for _ in range(epochs)])
     index = np.zeros((epochs, per_epoch * width), dtype=np.int64)
-    for epoch in range(epochs):
-        index[epoch, :n] = order.permutation(n)
+    index[:, :used] = orders[:, :used]
     size = np.full((epochs, per_epoch), width)
-    size[:, -1] = n - width * (per_epoch - 1)
+    size[:, -1] = used - width * (per_epoch - 1)
     steps = epochs * per_epoch
     return ClientPlan(
         key=key,
@@ -82,4 +94,5 @@ def make_plan(
         size=size.reshape(steps),
         augment=augment.draw(generator(AUGMENT, *key), steps, width, image) if augment else {},
         per_epoch=per_epoch,
+        dropped=orders[0, used:].copy(),
     )

@@ -230,9 +230,9 @@ class LocalTraining:
             measured: Tree = {}
             if method.uses("measure"):
                 with at_stage(method, "measure"):
-                    for s in range(plan.per_epoch):
-                        position = torch.arange(plan.size[s], device=y.device) + s * index.shape[1]
-                        batch = {**take(index[s, : plan.size[s]]), "position": position}
+                    for s, own in enumerate(plan.one_pass):
+                        at = torch.from_numpy(own).to(y.device)
+                        batch = {**take(at), "position": torch.arange(len(at), device=y.device) + s * index.shape[1]}
                         sums = self.measure(params, batch, shared, facts, local)
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):

@@ -40,6 +40,7 @@ class SettingsDict(TypedDict, total=False):
     participation: float | int
     epochs: int
     batch_size: int
+    drop_last: bool
     lr: float
     momentum: float
     weight_decay: float
@@ -72,7 +73,8 @@ class Settings:
 
     rounds: number of rounds.
     participation: clients per round: a share (float) or a number (int).
-    epochs, batch_size: of local training.
+    epochs, batch_size: of local training; drop_last: leave out a last, smaller batch of an epoch, unless it is the only
+    one (the order is new in every epoch, so other examples are left out each time).
     lr: learning rate of round 1; lr_decay: its factor from round to round.
     momentum, weight_decay, optimizer ("sgd" or "adam"): of the clients; for Adam, momentum is beta1.
     clip_norm: largest norm of a local gradient.
@@ -96,6 +98,7 @@ class Settings:
     participation: float | int = 0.1
     epochs: int = 5
     batch_size: int = 50
+    drop_last: bool = False
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 1e-5
@@ -126,7 +129,7 @@ class Settings:
         """Build settings from data, as files and messages hold them.
 
         >>> Settings.of({"lr": 0.1, "augment": {"flip": True}}).augment
-        Augment(crop=0, flip=True, cutout=0)
+        Augment(crop=0, flip=True, cutout=0, padding='zeros')
         """
         augment = values.get("augment")
         return cls(**{**values, "augment": Augment(**augment) if augment is not None else None})
@@ -149,7 +152,7 @@ class Settings:
             require_number(name, getattr(self, name), above=0)
         if self.clip_norm is not None:
             require_number("clip_norm", self.clip_norm, above=0)
-        for name in ("deterministic", "tf32"):
+        for name in ("deterministic", "tf32", "drop_last"):
             require_bool(name, getattr(self, name))
         if self.augment is not None and not isinstance(self.augment, Augment):
             raise FedkeepError(

@@ -75,9 +75,10 @@ def image_size(data: Dataset, settings: Settings) -> tuple[int, int]:
         raise DataError(
             f"augmentation needs images [channels, height, width], not examples of {data.input_shape}", key="augment"
         )
-    if settings.augment and data.image and settings.augment.crop > max(data.image):
+    if settings.augment and data.image and settings.augment.crop > (most := settings.augment.largest_crop(data.image)):
         raise DataError(
-            f"augment.crop = {settings.augment.crop} adds more padding than the images are large {data.image}",
+            f"augment.crop = {settings.augment.crop} adds more padding than the images {data.image} allow: "
+            f'{most} pixels with padding="{settings.augment.padding}"',
             key="augment.crop",
             value=settings.augment.crop,
         )
@@ -87,5 +88,13 @@ def image_size(data: Dataset, settings: Settings) -> tuple[int, int]:
 def client_plan(settings: Settings, round: int, client: int, n: int, image: tuple[int, int]) -> ClientPlan:
     """Return the plan of a client with n examples in a round."""
     return make_plan(
-        settings.seed, round, client, n, settings.epochs, settings.batch_size, settings.augment or None, image
+        settings.seed,
+        round,
+        client,
+        n,
+        settings.epochs,
+        settings.batch_size,
+        settings.augment or None,
+        image,
+        settings.drop_last,
     )

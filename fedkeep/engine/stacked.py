@@ -241,14 +241,14 @@ class Stacked:
     def _measure(self, params: Tree, shared: Tree, facts: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Sum the method's measurements over one unaugmented pass of every client."""
         task, device = self.local.task, self.y.device
-        width = plan.steps_on_device["at"].shape[-1]
+        batches, clients = plan.one_pass()
+        width = batches["at"].shape[-1]
         total: Tree = {}
-        clients = [int(np.searchsorted(-plan.per_epoch, -s, side="left")) for s in range(plan.per_epoch[0])]
         counter = torch.zeros(1, dtype=torch.int64, device=device)
 
         def measured(active: int) -> Tree:
             """Measure the next batch of the first clients."""
-            row = tree.map(lambda t: _row(t, counter, active), plan.steps_on_device)
+            row = tree.map(lambda t: _row(t, counter, active), batches)
             batch = self._batch(row, augment=None)
             batch["position"] = (torch.arange(width, device=device) + counter * width).expand(active, width)
             return self._each_without_kernels(  # type: ignore[no-any-return]
@@ -271,7 +271,8 @@ class Stacked:
 
 
 def _longest_first(jobs: Sequence[ClientJob]) -> list[int]:
-    return sorted(range(len(jobs)), key=lambda k: -jobs[k].plan.steps)
+    """Return the jobs' order: the most steps first; among equals, those with a dropped batch, which is measured."""
+    return sorted(range(len(jobs)), key=lambda k: (-jobs[k].plan.steps, not len(jobs[k].plan.dropped)))
 
 
 def _row(t: Tensor, s: int | Tensor, clients: int) -> Tensor:

@@ -18,7 +18,6 @@ class StackedPlan:
 
     def __init__(self, jobs: Sequence[ClientJob], device: torch.device) -> None:
         steps = np.array([job.plan.steps for job in jobs])
-        self.per_epoch = np.array([job.plan.per_epoch for job in jobs])
         S, K, B = int(steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
         self.live = np.searchsorted(-steps, -np.arange(S), side="left").tolist()  # how many clients train in each step
         self.sizes = [len(job.examples) for job in jobs]
@@ -42,7 +41,21 @@ class StackedPlan:
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
         self.start, self.last = put(starts), put(np.array(self.sizes) - 1)  # of each client's own examples
-        self.jobs = jobs
+        self.jobs, self.put = jobs, put
+
+    def one_pass(self) -> tuple[Tree, list[int]]:
+        """Return one pass over all examples: batches {at, mask} [P, K, B], and how many clients have each of them."""
+        passes = [job.plan.one_pass for job in self.jobs]
+        lengths = np.array([len(batches) for batches in passes])
+        clients = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left").tolist()
+        if not any(len(job.plan.dropped) for job in self.jobs):  # the first epoch
+            return {key: self.steps_on_device[key] for key in ("at", "mask")}, clients
+        shape = (int(lengths[0]), len(passes), self.steps_on_device["at"].shape[-1])
+        at, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
+        for k, (job, batches) in enumerate(zip(self.jobs, passes, strict=True)):
+            for s, own in enumerate(batches):
+                at[s, k, : len(own)], mask[s, k, : len(own)] = job.examples[own], True
+        return {"at": self.put(at), "mask": self.put(mask)}, clients
 
     def is_of(self, jobs: Sequence[ClientJob]) -> bool:
         """Return whether this was made from the plans of these jobs."""

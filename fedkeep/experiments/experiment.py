@@ -31,7 +31,7 @@ from fedkeep import methods, models
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_choice, require_label
-from fedkeep.data import load, partition
+from fedkeep.data import Augment, load, partition
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
@@ -197,9 +197,9 @@ def read(path: Path) -> dict[str, Any]:
 def _settings(table: dict[str, Any]) -> Settings:
     _require_known("train", {key: value for key, value in table.items() if key != "seed"}, TRAIN)
     if isinstance(table.get("augment"), dict):
-        _require_known("train.augment", table["augment"], ["crop", "flip", "cutout"])
+        _require_known("train.augment", table["augment"], [f.name for f in fields(Augment)])
     for key, value in table.items():
-        if isinstance(value, bool) and key not in ("deterministic", "tf32"):
+        if isinstance(value, bool) and key not in ("deterministic", "tf32", "drop_last"):
             raise ConfigError(f"train.{key} cannot be {str(value).lower()}", key=f"train.{key}", value=value)
     try:
         return TypeAdapter(Settings).validate_python(table)

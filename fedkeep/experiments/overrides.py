@@ -18,6 +18,7 @@ from fedkeep.errors import ConfigError
 
 NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # the key of a section's name
 TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
+_OPTIONAL = [f"train.{f.name}" for f in fields(Settings) if f.default is None]  # settings that `none` switches off
 KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep", "label"]  # the top-level keys of an experiment
 
 
@@ -25,7 +26,7 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
     """Return an experiment's tables with `key=value` overrides applied.
 
     A key of [train] may be written without `train.`. Another method, model, data set or split drops the options of the
-    old one.
+    old one. TOML has no empty value: `none` removes a setting that is off by default, such as clip_norm.
 
     >>> override({"split": {"kind": "shards", "s": 2}}, ["split.file=published.json"])
     {'split': {'kind': 'file', 'file': 'published.json'}}
@@ -52,7 +53,10 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             tables[section] = {**kept, "file": value}
         elif name:
             tables[section] = as_table(section, tables.get(section, {}))
-            _set(tables[section], full, value)
+            if full in _OPTIONAL and value == "none" and isinstance(tables[section], dict):
+                tables[section].pop(name, None)
+            else:
+                _set(tables[section], full, value)
         else:
             tables[section] = value
     return tables

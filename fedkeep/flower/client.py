@@ -299,9 +299,9 @@ def _read_broadcast(message: Message, task: Task) -> Tree:
 
 
 def _require_reasonable_augmentation(settings: Settings, examples: Examples) -> None:
-    """Raise if a server asks for a padding that is larger than the image."""
+    """Raise if a server asks for a padding that is larger than the image allows."""
     if settings.augment:
-        require_whole("augment.crop", settings.augment.crop, high=max(examples.image))
+        require_whole("augment.crop", settings.augment.crop, high=settings.augment.largest_crop(examples.image))
 
 
 def _require_same_task(task: Task, examples: Examples, request: TrainRequest) -> None:

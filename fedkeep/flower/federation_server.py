@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedkeep import tree
 from fedkeep._util.validate import require_whole
-from fedkeep.data.augment import InputPipeline
+from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.engine import device, privacy, provenance, server_hooks, setup
 from fedkeep.engine.evaluate import evaluate
@@ -193,7 +193,7 @@ def _open_folder(
         federation.state.folder = RunFolder.create(path, about)
         federation.releases = Releases(path / RELEASES, federation.run)
         return
-    federation.run = _require_same_run(path, about)
+    federation.run = _require_same_run(path, about, federation.method)
     if federation.settings.private:
         federation.releases = Releases(path / RELEASES, federation.run)
     if federation.state.attach(RunFolder.open(path, keep), ClientStore(), federation.task.device, from_round):
@@ -208,9 +208,13 @@ def _open_folder(
             raise
 
 
-def _require_same_run(path: Path, about: dict[str, Any]) -> str:
-    """Return the id of the run in a folder; raise if it is another run than the one described by `about`."""
+def _require_same_run(path: Path, about: dict[str, Any], method: FedAvg) -> str:
+    """Return the id of the run in a folder; raise if it is another run than the one described by `about`.
+
+    Hyperparameters and settings that an older version did not record have their defaults.
+    """
     saved = read_experiment(path)
+    saved["method"] = {**method.defaults(), **saved["method"]}
     made_by = saved.get("made_by", {})
     if made_by.get("engine") != "flower":
         raise RunError(
@@ -229,6 +233,8 @@ def _require_same_run(path: Path, about: dict[str, Any]) -> str:
 def _equal_except_rounds(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
     """Compare settings; those that an older version did not record have their defaults."""
     defaults = {f.name: f.default for f in fields(Settings) if f.name != "seed"}
+    if isinstance(augment := saved.get("augment"), dict):
+        saved = {**saved, "augment": {**asdict(Augment()), **augment}}
     return {**defaults, **saved, "rounds": 0} == {**defaults, **ours, "rounds": 0}
 
 

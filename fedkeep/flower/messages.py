@@ -29,10 +29,12 @@ VERSION = 1  # of this protocol; a node rejects any other
 QUERY = "fedkeep"  # the query that a node answers with its client id
 
 CLIENT_SETTINGS = (
-    "epochs", "batch_size", "momentum", "weight_decay", "optimizer", "clip_norm", "augment", "seed", "dtype",
-    "autocast", "tf32", "deterministic", "threads",
+    "epochs", "batch_size", "drop_last", "momentum", "weight_decay", "optimizer", "clip_norm", "augment", "seed",
+    "dtype", "autocast", "tf32", "deterministic", "threads",
 )  # fmt: skip
 
+_ADDED_SETTINGS = {"drop_last": False}  # after version 1, with their defaults
+_ADDED_AUGMENT = {"padding": "zeros"}
 
 LARGEST = 2**31 - 1
 WHOLE_FIELDS = {  # of a request, with their ranges
@@ -96,9 +98,17 @@ class TrainRequest:
 
 
 def pack_settings(settings: Settings) -> str:
-    """Return the settings that a client needs as JSON."""
+    """Return the settings that a client needs as JSON.
+
+    Those that came after version 1 are left out where they have their defaults, so that older nodes can be served.
+    """
     values = asdict(settings)
-    return json.dumps({key: values[key] for key in CLIENT_SETTINGS})
+    left_out = {key for key, default in _ADDED_SETTINGS.items() if values[key] == default}
+    packed = {key: values[key] for key in CLIENT_SETTINGS if key not in left_out}
+    if packed["augment"]:
+        added = _ADDED_AUGMENT.items()
+        packed["augment"] = {key: value for key, value in packed["augment"].items() if (key, value) not in added}
+    return json.dumps(packed)
 
 
 def unpack_settings(text: str, device: str, max_epochs: int = MAX_EPOCHS) -> Settings:

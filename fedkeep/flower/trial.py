@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedkeep import tree
+from fedkeep._util.batches import count_batches
 from fedkeep._util.text import one_line
 from fedkeep.data.plan import make_plan
 from fedkeep.engine import device, server_hooks
@@ -69,9 +70,9 @@ class Trial:
         settings, method = federation.settings, federation.method
         x, y = federation.test
         at = torch.linspace(0, len(y) - 1, min(len(y), STEPS * settings.batch_size), device=y.device).long()
-        per_epoch = -(-len(at) // min(settings.batch_size, len(at)))
-        epochs = max(1, min(settings.epochs, STEPS // per_epoch))
-        plan = make_plan(settings.seed, number, federation.n_clients, len(at), epochs, settings.batch_size)
+        size, drop_last = settings.batch_size, settings.drop_last
+        epochs = max(1, min(settings.epochs, STEPS // count_batches(len(at), size, drop_last)))
+        plan = make_plan(settings.seed, number, federation.n_clients, len(at), epochs, size, drop_last=drop_last)
         task = copy.copy(federation.task)
         task.public = None
         try:

@@ -57,6 +57,7 @@ class ExpectedUpload:
     lr: float
     epochs: int
     batch_size: int
+    drop_last: bool
     limits: Limits
 
     @classmethod
@@ -72,6 +73,7 @@ class ExpectedUpload:
             lr=settings.lr_in(number),
             epochs=settings.epochs,
             batch_size=settings.batch_size,
+            drop_last=settings.drop_last,
             limits=limits,
         )
 
@@ -121,7 +123,17 @@ class ExpectedUpload:
 
     def received(self, upload: Tree) -> Received:
         """Return the upload with what the server knows of its visit."""
-        return Received(upload, self.server, self.method, self.task, self.round, self.lr, self.epochs, self.batch_size)
+        return Received(
+            upload,
+            self.server,
+            self.method,
+            self.task,
+            self.round,
+            self.lr,
+            self.epochs,
+            self.batch_size,
+            self.drop_last,
+        )
 
     def _require_near(self, params: Tree) -> None:
         distance, norm = distance_between(params, self.server["params"])

@@ -28,6 +28,8 @@ class FedAvgFinetune(FedAvg):
     batch_size: int = hyper(50, "batch size on the server", low=1, whole=True, test_value=2)
     patience: int = hyper(2, "server epochs without improvement before training stops", low=1, whole=True,
                           test_value=5, test_with={"batch_size": 3})  # fmt: skip
+    include_average: bool = hyper(False, "let the average itself be a candidate of the early stopping",
+                                  choices=(True, False), test_value=True, test_with={"batch_size": 1})  # fmt: skip
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
         """Raise without public data."""
@@ -43,5 +45,14 @@ class FedAvgFinetune(FedAvg):
             z = task.apply(w, tree.take(public.x, at), train=True)
             return task.criterion(z, public.y[at]).mean()
 
-        options = {"epochs": self.E_s, "batch_size": self.batch_size, "patience": self.patience}
-        return {"params": server_training.train_labelled(task, average, loss, cohort, **options)}
+        params = server_training.train_labelled(
+            task,
+            average,
+            loss,
+            cohort,
+            epochs=self.E_s,
+            batch_size=self.batch_size,
+            patience=self.patience,
+            include_start=self.include_average,
+        )
+        return {"params": params}

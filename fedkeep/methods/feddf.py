@@ -31,6 +31,9 @@ class FedDF(FedAvg):
     max_steps: int = hyper(1000, "maximum server steps per round", low=0, whole=True, fedavg_at=0, test_value=3)
     patience: int = hyper(100, "server steps without improvement before training stops", low=1, whole=True,
                           test_value=1, test_with={"lr": 0.1, "batch_size": 2})  # fmt: skip
+    include_average: bool = hyper(False, "let the average itself be a candidate of the early stopping",
+                                  choices=(True, False), test_value=True,
+                                  test_with={"lr": 0.1, "batch_size": 2})  # fmt: skip
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
         """Raise without public data."""
@@ -57,6 +60,7 @@ class FedDF(FedAvg):
             batch_size=self.batch_size,
             steps=self.max_steps,
             patience=self.patience,
+            include_start=self.include_average,
         )
         params = server_training.train(task, average, loss, check, len(teacher), cohort.seed, options)
         return {"params": params}

@@ -54,8 +54,12 @@ class Flashback(FedAvg):
     batch_size: int = hyper(50, "batch size on the server", low=1, whole=True, test_value=2)
     patience: int = hyper(2, "server epochs without improvement before training stops", low=1, whole=True,
                           test_value=5, test_with={"batch_size": 3})  # fmt: skip
-    knowledge: str = hyper("label_count", "measure of what a model knows", choices=("label_count", "mean_probability"),
-                           test_value="mean_probability")  # fmt: skip
+    include_average: bool = hyper(False, "let the average itself be a candidate of the server's early stopping",
+                                  choices=(True, False), test_value=True,
+                                  test_with={"T": 1.0, "batch_size": 2})  # fmt: skip
+    knowledge: str = hyper("label_count", "measure of what a model knows",
+                           choices=("label_count", "label_share", "mean_probability"), test_value="label_share"
+                           )  # fmt: skip
     side: str = hyper("both", "where to distil", choices=("both", "client", "server"), test_value="client")
     client_loss: str = hyper("dynamic", "the clients' distillation", choices=("dynamic", "ntd"), test_value="ntd")
 
@@ -91,7 +95,7 @@ class Flashback(FedAvg):
     def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Count the visit; upload it, and the label counts if they measure knowledge."""
         r, facts = visit.client["r"] + 1, visit.facts
-        counts = {"mu": facts["label_counts"]} if self.knowledge == "label_count" else {}
+        counts = {} if self.knowledge == "mean_probability" else {"mu": facts["label_counts"]}
         return {"params": params, "n": facts["n"], "r": r, **counts}, {"r": r}
 
     # Server
@@ -111,7 +115,7 @@ class Flashback(FedAvg):
         params, pi = super().aggregate(task, server, uploads, cohort)["params"], server["pi"]
         x = server_training.require_public(task, self.name).x if self._needs_public_set else None
         teachers = server_training.ensemble(task, uploads["params"], x) if self._needs_public_set else pi.new_zeros(0)
-        mu = uploads["mu"] if self.knowledge == "label_count" else teachers.softmax(-1).mean(1)
+        mu = teachers.softmax(-1).mean(1) if self.knowledge == "mean_probability" else self._knowledge(uploads)
         if self.side != "client":
             teachers = torch.cat([teachers, server_training.logits(task, server["params"], x)[None]])
             params = self._distil(task, params, pi, teachers, torch.cat([mu, pi[None]]), cohort)
@@ -128,8 +132,21 @@ class Flashback(FedAvg):
             distilled = dynamic_kl(z, teachers[:, at], alpha[:, None], self.T).sum(0)
             return (alpha_s[y] * task.criterion(z, y) + distilled).mean()
 
-        options = {"epochs": self.E_s, "batch_size": self.batch_size, "patience": self.patience}
-        return server_training.train_labelled(task, params, loss, cohort, **options)
+        return server_training.train_labelled(
+            task,
+            params,
+            loss,
+            cohort,
+            epochs=self.E_s,
+            batch_size=self.batch_size,
+            patience=self.patience,
+            include_start=self.include_average,
+        )
+
+    def _knowledge(self, uploads: Tree) -> Tensor:
+        """Return the clients' label counts, or their shares of each client's examples, [K, C]."""
+        counts: Tensor = uploads["mu"]
+        return counts if self.knowledge == "label_count" else counts / uploads["n"][:, None]
 
     @property
     def _uses_dynamic_loss(self) -> bool:

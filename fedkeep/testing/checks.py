@@ -126,6 +126,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "stacked_equals_loop_with_clipping": {"clip_norm": 0.5, "batch_size": 100},
     "stacked_equals_loop_with_batches_of_one": {"batch_size": 1, "epochs": 1},
     "stacked_equals_loop_with_augmentation": {"augment": Augment(crop=1, flip=True, cutout=2)},
+    "stacked_equals_loop_with_reflected_augmentation": {"augment": Augment(crop=2, flip=True, padding="reflect")},
+    "stacked_equals_loop_without_last_batches": {"drop_last": True, "participation": 1.0},
     "stacked_equals_loop_in_chunks": {"participation": 1.0, "at_once": 2},
 }
 for _name, _changes in _VARIANTS.items():
@@ -268,8 +270,8 @@ def _honest_uploads_keep_their_bounds(method: FedAvg, problem: Problem, expect: 
     names = upload_names(type(method)(), problem) | upload_names(method, problem)
     unknown = method.bounds.keys() - FedAvg.bounds.keys() - names
     expect.true(not unknown, f"bounds are declared for {sorted(unknown)}, which no client uploads")
-    for dtype in ("float64", "float32"):
-        for sim, received in received_uploads(method, problem, participation=1.0, dtype=dtype):
+    for changes in ({"dtype": "float64"}, {"dtype": "float32"}, {"drop_last": True}):
+        for sim, received in received_uploads(method, problem, participation=1.0, **changes):
             broken = broken_bound(method.bounds, received)
             what = f"{broken[0]} {broken[1].reason}" if broken else ""
             expect.true(broken is None, f"an honest upload breaks a bound: {what}")

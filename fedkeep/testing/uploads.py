@@ -30,6 +30,7 @@ def received_uploads(method: FedAvg, problem: Problem, **changes: Any) -> Iterat
                     lr=settings.lr_in(number),
                     epochs=settings.epochs,
                     batch_size=settings.batch_size,
+                    drop_last=settings.drop_last,
                 ),
             )
         sim.step()

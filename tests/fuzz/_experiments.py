@@ -64,7 +64,7 @@ TABLE = {
     "split": ["kind", "n_clients", "s", "alpha", "min_size", "tries", "group", "k", "validation", "seed", "balanced"],
     "model": ["name", "class", *{option for name in models.REGISTRY for option in models.options(name)}],
     "method": ["name", *{field for cls in methods.REGISTRY.values() for field in cls.hyperparameters()}],
-    "train": [*TRAIN, "augment.crop", "augment.flip", "augment.cutout", "augment"],
+    "train": [*TRAIN, "augment.crop", "augment.flip", "augment.cutout", "augment.padding", "augment"],
 }
 MOST = {"rounds": 1, "epochs": 2, "threads": 1}  # what an accepted experiment is run with
 

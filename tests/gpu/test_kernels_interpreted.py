@@ -312,7 +312,16 @@ def test_a_teacher_shared_by_all_clients_is_expanded() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "augment", [None, Augment(crop=2), Augment(flip=True), Augment(crop=1, flip=True, cutout=3)], ids=str
+    "augment",
+    [
+        None,
+        Augment(crop=2),
+        Augment(flip=True),
+        Augment(crop=1, flip=True, cutout=3),
+        Augment(crop=4, padding="reflect"),
+        Augment(crop=2, flip=True, cutout=3, padding="reflect"),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("normalise", [False, True])
 def test_gathered_images_are_those_of_the_pipeline(

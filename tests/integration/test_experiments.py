@@ -46,7 +46,7 @@ def test_every_default_is_written_out_and_read_back_the_same() -> None:
     assert complete["method"] == {"name": "fedntd", **fk.methods.FedNTD.defaults(), "beta": 0.5}
     assert complete["split"] == {"seed": 0, "kind": "shards", "n_clients": 6, "s": 2}
     assert complete["data"]["seed"] == 0
-    assert complete["train"]["augment"] == {"crop": 1, "flip": True, "cutout": 0}
+    assert complete["train"]["augment"] == {"crop": 1, "flip": True, "cutout": 0, "padding": "zeros"}
     again = Experiment.from_dict(tomllib.loads(to_toml(complete).decode()))
     assert again.to_dict() == complete
 
@@ -135,6 +135,15 @@ def test_overrides_reach_into_tables_and_drop_the_old_methods_settings() -> None
     assert override(GIVEN, ["data.public=0.1"])["data"] == {"source": "digits", "public": 0.1}
     assert override({}, ["train.augment.crop=4"]) == {"train": {"augment": {"crop": 4}}}
     assert GIVEN["method"] == {"name": "fedntd", "beta": 0.5}
+
+
+def test_none_removes_a_setting_that_is_off_by_default() -> None:
+    tables = {"train": {"clip_norm": 10, "lr": 0.1}}
+    assert override(tables, ["clip_norm=none"]) == {"train": {"lr": 0.1}}
+    assert override({}, ["train.augment=none"]) == {"train": {}}
+    assert Experiment.from_dict(override({**GIVEN, **tables}, ["clip_norm=none"])).train.clip_norm is None
+    with raises(ConfigError, key="train.lr"):
+        Experiment.from_dict(override(GIVEN, ["lr=none"]))
 
 
 def test_overrides_leave_the_original_as_it_is() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.errors import raises
-from support.problems import Problem, same
+from support.problems import Problem, gap, same
 
 import fedkeep as fk
 
@@ -20,6 +20,7 @@ from support.flower_grid import MemoryGrid, grid_of, node, strategy_of
 
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.flower import server_app
+from fedkeep.runs.experiment_file import read_experiment, write_experiment
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)
@@ -50,6 +51,20 @@ def test_sampling_dropout_and_augmentation_equal_the_simulation(three: Problem) 
     assert [r.get("cohort") for r in alone.history.records] == [
         r.get("cohort") for r in strategy.federation.state.history.records
     ]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "fedcurv"])
+def test_dropped_batches_and_reflected_images_equal_the_simulation(three: Problem, name: str) -> None:
+    """The server also knows how many steps a client takes: no update is rejected."""
+    augment = fk.data.Augment(crop=2, flip=True, padding="reflect")
+    problem = dataclasses.replace(three, settings={**three.settings, "augment": augment, "drop_last": True})
+    method = fk.methods.get(name)()
+    alone = problem.run(method)
+    strategy = strategy_of(problem, method)
+    strategy.start(grid_of(problem, method))
+    assert same(alone.server, strategy.federation.state.server)
+    for changes in ({"drop_last": False}, {"augment": dataclasses.replace(augment, padding="zeros")}):
+        assert gap(alone.params, problem.run(method, **changes).params) > 1e-6
 
 
 def test_wire_format_is_that_of_protocol_version_1(three: Problem) -> None:
@@ -166,6 +181,27 @@ def test_run_folder_of_another_run_raises(three: Problem, tmp_path: Path) -> Non
     fk.simulate("fedntd", three.model, three.data, three.clients, **three.settings, run_dir=simulated)
     with raises(RunError, key="engine", value="loop", mentions=[str(simulated)]):
         strategy_of(three, fk.methods.FedNTD(), run_dir=simulated)
+
+
+def test_a_run_folder_of_an_older_version_is_resumed(three: Problem, tmp_path: Path) -> None:
+    """What it does not record, because it did not exist, has its default."""
+    method, augment = fk.methods.FedSSD(), fk.data.Augment(crop=1)
+    strategy_of(three, method, run_dir=tmp_path, augment=augment).federation.state.close()
+    about = read_experiment(tmp_path)
+    for table, key in (
+        (about["method"], "form"),
+        (about["train"], "drop_last"),
+        (about["train"]["augment"], "padding"),
+    ):
+        del table[key]
+    write_experiment(tmp_path, about)
+    strategy_of(three, method, run_dir=tmp_path, augment=augment).federation.state.close()
+    with raises(RunError, key="method"):
+        strategy_of(three, fk.methods.FedSSD(form="outside"), run_dir=tmp_path, augment=augment)
+    with raises(RunError, key="train"):
+        strategy_of(three, method, run_dir=tmp_path, augment=augment, drop_last=True)
+    with raises(RunError, key="train"):
+        strategy_of(three, method, run_dir=tmp_path, augment=dataclasses.replace(augment, padding="reflect"))
 
 
 def test_settings_of_start_are_used_unless_a_run_folder_records_them(three: Problem, tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def test_settings_equal_the_papers() -> None:
     cinic = spec.load("fedntd/table-1").experiment("cinic10-a0.1", "fedavg", 0)
     assert (cinic.split["n_clients"], cinic.train.participation, cinic.train.augment.cutout) == (200, 0.05, 0)
     gkd = spec.load("fedgkd/table-3")
+    assert {gkd.experiment(column, "fedgkd", 0).train.clip_norm for column in gkd.columns} == {10}
+    assert all(gkd.experiment(column, "fedgkd", 0).split["even"] for column in gkd.columns)
     assert gkd.experiment("cifar10-a0.5", "fedgkd", 0).method["M"] == 1
     assert gkd.experiment("cifar10-a0.1", "fedprox", 0).method["mu"] == 0.01
     assert gkd.experiment("cifar100-a0.1", "fedprox", 0).method["mu"] == 0.001

@@ -390,3 +390,18 @@ def test_settings_that_a_run_does_not_record_have_their_default(tmp_path: Path) 
     [problem] = read_runs([tmp_path]).problems
     assert [group.label for group in problem.groups] == ["fedntd", "fedavg"]
     assert problem.groups[0].setting["train"] == problem.groups[1].setting["train"]
+
+
+def test_hyperparameters_and_augmentation_that_a_run_does_not_record_have_their_default(tmp_path: Path) -> None:
+    complete = {key: value for key, value in fk.methods.FedSSD(M_max=0.3).to_dict().items() if key != "name"}
+    augment = {"crop": 4, "flip": True, "cutout": 0}
+    runs = [
+        ({"M_max": 0.3}, augment),
+        (complete, {**augment, "padding": "zeros"}),
+        (complete, {**augment, "padding": "reflect"}),
+        ({**complete, "form": "outside"}, augment),
+    ]
+    for seed, (hyper, drawn) in enumerate(runs):
+        train = {"rounds": 4, "lr": 0.1, "augment": drawn}
+        write_run(tmp_path / str(seed), records(wave(0)), method="fedssd", hyper=hyper, seed=seed, train=train)
+    assert sorted(sorted(group.seeds) for group in group_runs([tmp_path])) == [[0, 1], [2], [3]]

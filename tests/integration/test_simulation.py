@@ -63,6 +63,7 @@ def test_participation_is_a_share_or_a_number(problem: Problem, participation: f
         ("dtype", torch.int32),
         ("augment", True),
         ("clip_norm", 0.0),
+        ("drop_last", 1),
         ("seed", -1),
         ("seed", 2**63),
     ],
@@ -70,6 +71,25 @@ def test_participation_is_a_share_or_a_number(problem: Problem, participation: f
 def test_invalid_settings_raise_with_their_key(problem: Problem, key: str, value: object) -> None:
     with raises(FedkeepError, key=key):
         problem.simulation(fk.methods.FedAvg(), **{key: value})
+
+
+@pytest.mark.parametrize(("padding", "most"), [("zeros", 4), ("reflect", 3)])
+def test_the_padding_of_a_crop_is_at_most_the_image(problem: Problem, padding: str, most: int) -> None:
+    """Images of 4 x 4 pixels; a reflection repeats no border pixel."""
+    problem.simulation(fk.methods.FedAvg(), augment=fk.data.Augment(crop=most, padding=padding)).step()
+    with raises(FedkeepError, key="augment.crop", value=most + 1):
+        problem.simulation(fk.methods.FedAvg(), augment=fk.data.Augment(crop=most + 1, padding=padding))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_without_last_batches_only_full_ones_are_trained(problem: Problem, engine: str) -> None:
+    """Batches of 4: the client with 3 examples trains on these, one with 11 takes 2 steps an epoch instead of 3."""
+    sim = problem.simulation(fk.methods.FedAvg(), engine=engine, drop_last=True)
+    sizes = {len(own): sim.job(k, 1).plan.size.tolist() for k, own in enumerate(problem.clients)}
+    assert sizes[3] == [3, 3]
+    assert sizes[11] == [4, 4, 4, 4]
+    sim.run()
+    assert gap(sim.params, problem.run(fk.methods.FedAvg(), engine=engine).params) > 1e-6
 
 
 @pytest.mark.parametrize(

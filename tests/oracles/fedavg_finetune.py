@@ -23,12 +23,19 @@ class TunedOracle(Oracle):
         return F.cross_entropy(z, self.data.public.y[at])
 
     def tune(self):
-        """At most E_s epochs; stop after `patience` epochs that are not better by 1e-4; keep the best epoch."""
+        """At most E_s epochs; stop after `patience` epochs that are not better by 1e-4; keep the best epoch.
+
+        With `include_average`, the average is epoch 0.
+        """
         public, s, h = self.data.public, self.s, self.h
         lr = s["lr"] * s["lr_decay"] ** (self.number - 1)
         sgd = torch.optim.SGD(self.model.parameters(), lr, momentum=s["momentum"])
         epochs = batches(server_seed(s["seed"], self.number), len(public.y), h["batch_size"])
         values, kept = [], None
+        if h["include_average"]:
+            with torch.no_grad():
+                values = [float(F.cross_entropy(self.model(public.x_val), public.y_val))]
+            kept, best = 0, copy.deepcopy(self.model.state_dict())
         for _ in range(h["E_s"]):
             for at in next(epochs):
                 sgd.zero_grad()
@@ -51,7 +58,9 @@ class TunedOracle(Oracle):
 
 ORACLE = TunedOracle
 CASES = [
-    {"E_s": 4, "batch_size": 50, "patience": 2},
-    {"E_s": 6, "batch_size": 4, "patience": 1},
-    {"E_s": 0, "batch_size": 4, "patience": 1},
+    {"E_s": 4, "batch_size": 50, "patience": 2, "include_average": False},
+    {"E_s": 6, "batch_size": 4, "patience": 1, "include_average": False},
+    {"E_s": 0, "batch_size": 4, "patience": 1, "include_average": False},
+    {"E_s": 20, "batch_size": 1, "patience": 2, "include_average": True},
+    {"E_s": 0, "batch_size": 4, "patience": 1, "include_average": True},
 ]

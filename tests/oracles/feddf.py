@@ -28,6 +28,9 @@ class FedDFOracle(Oracle):
         adam = torch.optim.Adam(self.model.parameters(), h["lr"])
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, h["max_steps"])
         step, best, lowest, at_step = 0, None, float("inf"), 0
+        if h["include_average"]:
+            with torch.no_grad():
+                best, lowest = copy.deepcopy(self.model.state_dict()), float(self.divergence(locals_, x_val))
         for epoch in batches(server_seed(self.s["seed"], self.number), len(x), h["batch_size"]):
             for at in epoch:
                 if step < h["max_steps"]:
@@ -47,6 +50,7 @@ class FedDFOracle(Oracle):
 
 ORACLE = FedDFOracle
 CASES = [
-    {"lr": 1e-3, "batch_size": 128, "max_steps": 10, "patience": 5},
-    {"lr": 0.05, "batch_size": 4, "max_steps": 15, "patience": 3},
+    {"lr": 1e-3, "batch_size": 128, "max_steps": 10, "patience": 5, "include_average": False},
+    {"lr": 0.05, "batch_size": 4, "max_steps": 15, "patience": 3, "include_average": False},
+    {"lr": 0.5, "batch_size": 4, "max_steps": 15, "patience": 3, "include_average": True},
 ]

@@ -25,7 +25,7 @@ class FlashbackOracle(TunedOracle):
 
     def train(self, k, number):
         nu = self.counts(k)
-        if self.h["knowledge"] == "mean_probability":
+        if self.h["knowledge"] != "label_count":
             nu = nu / nu.sum()
         self.alpha_s, self.alpha = divide(nu, nu + self.pi), divide(self.pi, nu + self.pi)
         return super().train(k, number)
@@ -57,6 +57,8 @@ class FlashbackOracle(TunedOracle):
         self.teachers = [*locals_, previous]
         if h["knowledge"] == "label_count":
             mu = [self.counts(k) for k in ids]
+        elif h["knowledge"] == "label_share":
+            mu = [self.counts(k) / len(self.clients[k]) for k in ids]
         else:
             mu = [F.softmax(model(self.data.public.x), 1).mean(0).detach() for model in locals_]
         total = self.pi + sum(mu) + self.pi
@@ -85,6 +87,7 @@ PAPER = {
     "E_s": 3,
     "batch_size": 50,
     "patience": 2,
+    "include_average": False,
     "knowledge": "label_count",
     "side": "both",
     "client_loss": "dynamic",
@@ -93,6 +96,8 @@ ORACLE = FlashbackOracle
 CASES = [
     PAPER,
     {**PAPER, "gamma": 0.5, "T": 1.0, "E_s": 5, "batch_size": 4, "patience": 1},
+    {**PAPER, "T": 1.0, "batch_size": 2, "include_average": True},
+    {**PAPER, "gamma": 0.3, "knowledge": "label_share"},
     {**PAPER, "gamma": 1.0, "knowledge": "mean_probability"},
     {**PAPER, "gamma": 0.3, "side": "client"},
     {**PAPER, "gamma": 0.3, "side": "client", "knowledge": "mean_probability"},

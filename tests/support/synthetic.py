@@ -53,13 +53,15 @@ def records(accuracy: Any, local: Any = None) -> list[Record]:
     return out
 
 
-def experiment(method: str = "fedavg", seed: int = 0, rounds: int = 4, **changes: Any) -> dict[str, Any]:
+def experiment(
+    method: str = "fedavg", seed: int = 0, rounds: int = 4, hyper: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
     """Return the contents of an experiment file."""
     return {
         "format": 1,
         "seed": seed,
         "checkpoint_every": 10,
-        "method": {"name": method},
+        "method": {"name": method, **(hyper or {})},
         "model": {"name": "mlp"},
         "data": {"source": "digits"},
         "split": {"kind": "shards", "n_clients": 4, "s": 2, "seed": seed},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -304,11 +305,10 @@ def augment_by_pixel(
     """Crop, flip, convert, normalise and cut out, one image and one pixel at a time."""
     out = []
     for n, image in enumerate(x):
-        c, h, w = image.shape
+        _, h, w = image.shape
         if augment.crop:
             p = augment.crop
-            padded = np.zeros((c, h + 2 * p, w + 2 * p), image.dtype)
-            padded[:, p : p + h, p : p + w] = image
+            padded = np.pad(image, ((0, 0), (p, p), (p, p)), "constant" if augment.padding == "zeros" else "reflect")
             top, left = drawn["top"][n], drawn["left"][n]
             image = padded[:, top : top + h, left : left + w]
         if augment.flip and drawn["flip"][n]:
@@ -335,11 +335,16 @@ def augment_by_pixel(
     st.integers(1, 6),
     st.integers(1, 6),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 1000),
 )
-def test_augmentation_equals_a_loop_over_pixels(crop, flip, cutout, channels, height, width, as_bytes, seed) -> None:
+def test_augmentation_equals_a_loop_over_pixels(
+    crop, flip, cutout, channels, height, width, as_bytes, reflect, seed
+) -> None:
     rng = np.random.default_rng(seed)
-    augment = Augment(crop, flip, cutout)
+    augment = Augment(crop, flip, cutout, "reflect" if reflect else "zeros")
+    if reflect:
+        augment = dataclasses.replace(augment, crop=min(crop, augment.largest_crop((height, width))))
     x = rng.integers(0, 256, (5, channels, height, width)).astype(np.uint8)
     x = x if as_bytes else x / 255
     drawn = {key: value[0] for key, value in augment.draw(rng, 1, 5, (height, width)).items()}
@@ -355,6 +360,20 @@ def test_crop_moves_the_image_and_fills_with_black() -> None:
     moved = Augment(crop=1).crop_and_flip(x, {"top": torch.tensor([0, 1]), "left": torch.tensor([0, 1])})
     assert moved.tolist() == [[[[0, 0], [0, 1]]], [[[1, 2], [3, 4]]]]
     assert moved.dtype == torch.uint8
+
+
+def test_reflected_padding_mirrors_the_image_at_its_border() -> None:
+    """The row 1 2 3, padded by 2: 3 2 1 2 3 2 1. Crops at 0, 2 and 4, then a flip of the first."""
+    x = torch.tensor([[[[1, 2, 3]] * 3]] * 3, dtype=torch.uint8)
+    drawn = {"top": torch.tensor([2, 2, 2]), "left": torch.tensor([0, 2, 4])}
+    augment = Augment(crop=2, padding="reflect")
+    moved = augment.crop_and_flip(x, drawn)
+    assert moved[:, 0, 0].tolist() == [[3, 2, 1], [1, 2, 3], [3, 2, 1]]
+    assert moved.dtype == torch.uint8
+    flipped = Augment(crop=2, flip=True, padding="reflect").crop_and_flip(x, {**drawn, "flip": torch.tensor([1, 0, 0])})
+    assert flipped[:, 0, 0].tolist() == [[1, 2, 3], [1, 2, 3], [3, 2, 1]]
+    assert augment.largest_crop((3, 3)) == 2
+    assert Augment(crop=2).largest_crop((3, 3)) == 3
 
 
 def test_flip_mirrors_only_the_drawn_images() -> None:
@@ -393,7 +412,8 @@ def test_an_augment_without_options_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("crop", -1), ("crop", 1.5), ("crop", True), ("cutout", -1), ("cutout", "2"), ("flip", 1)]
+    ("option", "value"),
+    [("crop", -1), ("crop", 1.5), ("crop", True), ("cutout", -1), ("cutout", "2"), ("flip", 1), ("padding", "edge")],
 )
 def test_invalid_augmentation_raises(option: str, value: Any) -> None:
     with raises(DataError, f"augment.{option}", value):
@@ -442,6 +462,23 @@ def test_a_plan_uses_every_example_exactly_once_per_epoch(n, epochs, batch_size,
         assert sorted(plan.index[part][plan.mask[part]]) == list(range(n))
     assert plan.noise.shape == (n,)
     assert ((plan.noise >= 0) & (plan.noise < 1)).all()
+
+
+@PROFILE
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 12), st.integers(0, 100))
+def test_a_plan_without_the_last_batch_has_only_full_ones(n, epochs, batch_size, round) -> None:
+    """Unless there is only one batch. What the first epoch leaves out completes a pass over all examples."""
+    plan, whole = (make_plan(7, round, 3, n, epochs, batch_size, AUGMENT, (5, 5), drop) for drop in (True, False))
+    assert plan.per_epoch == max(1, n // batch_size)
+    assert plan.size.tolist() == [min(n, batch_size)] * (epochs * plan.per_epoch)
+    kept = np.arange(whole.steps) % whole.per_epoch < plan.per_epoch
+    assert np.array_equal(plan.index, whole.index[kept])
+    assert all(value.shape == plan.index.shape for value in plan.augment.values())
+    assert len(plan.dropped) == (n % batch_size if n > batch_size else 0)
+    for one, other in zip(plan.one_pass, whole.one_pass, strict=True):
+        assert np.array_equal(one, other)
+    assert sorted(np.concatenate(plan.one_pass)) == list(range(n))
+    assert not len(whole.dropped)
 
 
 def equal_plans(a: plans.ClientPlan, b: plans.ClientPlan) -> bool:

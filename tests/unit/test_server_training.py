@@ -59,6 +59,17 @@ def test_it_keeps_the_best_and_stops_without_gain() -> None:
     assert gap(best, small().init) > 0
 
 
+def test_the_start_is_a_candidate_if_it_is_included() -> None:
+    """The first check is of the start; an epoch that is better by less than 1e-4 does not replace it."""
+    best, seen = train(small(), [1.0, 2.0, 1.0 - 1e-5, 0.0], include_start=True)
+    assert len(seen) == 3
+    assert same(seen[0], small().init)
+    assert same(best, small().init)
+    best, seen = train(small(), [1.0, 2.0, 0.5, 0.6, 0.7], include_start=True)
+    assert len(seen) == 5
+    assert same(best, seen[2])
+
+
 def test_it_ends_within_a_pass_when_the_steps_are_used_up() -> None:
     best, seen = train(small(), steps=4)
     assert len(seen) == 2
@@ -119,6 +130,22 @@ def test_replayed_steps_give_the_same_weights(
 
 def pure_check(w: tree.Tree) -> torch.Tensor:
     return w["1.bias"].sum()
+
+
+def test_replayed_steps_with_the_start_as_a_candidate_give_the_same_weights() -> None:
+    """Rising and falling losses: the start is best in one, the last epoch in the other."""
+    for sign in (1.0, -1.0):
+
+        def check(w: tree.Tree, sign: float = sign) -> torch.Tensor:
+            return sign * (w["1.weight"] - small().init["1.weight"]).abs().sum()
+
+        task = small()
+        task.accelerator = accelerator = RecordingAccelerator()
+        how = {"check": check, "include_start": True, "patience": 99}
+        called, replayed = train(small(), **how)[0], train(task, **how)[0]
+        assert same(called, replayed)
+        assert same(called, small().init) == (sign > 0)
+        assert accelerator.replayed >= 3
 
 
 def test_the_host_polls_less_often_on_a_device_with_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,10 +284,20 @@ def test_flashback_stops_counting_a_client_after_1_over_gamma_visits() -> None:
     assert torch.allclose(pi, torch.from_numpy(counts).double())
 
 
+def test_shares_of_labels_do_not_depend_on_a_clients_size() -> None:
+    """With shares, three visits of everyone at gamma = 0.1 make pi 0.3 times the sum of the clients' shares."""
+    problem = make_problem(participation=1.0, rounds=3, epochs=1, batch_size=100, lr=0.01)
+    y = problem.data.y_train.numpy()
+    shares = sum(np.bincount(y[own], minlength=4) / len(own) for own in problem.clients)
+    pi = problem.run(fk.methods.Flashback(gamma=0.1, knowledge="label_share", side="client")).server["pi"]
+    assert torch.allclose(pi, 0.3 * torch.from_numpy(shares).double())
+
+
 @pytest.mark.parametrize(
     ("fields", "down", "up"),
     [
         ({}, {"params", "pi"}, {"params", "n", "r", "mu"}),
+        ({"knowledge": "label_share"}, {"params", "pi"}, {"params", "n", "r", "mu"}),
         ({"knowledge": "mean_probability"}, {"params", "pi"}, {"params", "n", "r"}),
         ({"client_loss": "ntd"}, {"params"}, {"params", "n", "r", "mu"}),
         ({"side": "server"}, {"params"}, {"params", "n", "r", "mu"}),

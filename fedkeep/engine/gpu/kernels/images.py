@@ -18,8 +18,8 @@ _BLOCK = 1024
 
 @triton.jit
 def _gather(x, at, y, top, left, flip, row, column, mean, std, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-            CROP: tl.constexpr, FLIP: tl.constexpr, CUTOUT: tl.constexpr, NORMALISE: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
+            CROP: tl.constexpr, REFLECT: tl.constexpr, FLIP: tl.constexpr, CUTOUT: tl.constexpr,
+            NORMALISE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """y[n] = image at[n] of x, cropped, flipped, scaled to [0, 1], normalised, with a square set to 0."""
     n = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -30,6 +30,9 @@ def _gather(x, at, y, top, left, flip, row, column, mean, std, C: tl.constexpr, 
     if CROP:
         source_i += tl.load(top + n).to(tl.int32) - CROP
         source_j += tl.load(left + n).to(tl.int32) - CROP
+    if REFLECT:
+        source_i = H - 1 - tl.abs(H - 1 - tl.abs(source_i))
+        source_j = W - 1 - tl.abs(W - 1 - tl.abs(source_j))
     inside = (source_i >= 0) & (source_i < H) & (source_j >= 0) & (source_j < W) & (c < C)
     image = x + tl.load(at + n).to(tl.int64) * (C * H * W)
     value = tl.load(image + c * (H * W) + source_i * W + source_j, mask=inside, other=0)
@@ -68,11 +71,12 @@ def gather(x: Tensor, at: Tensor, inputs: InputPipeline, drawn: Tree | None) -> 
     _, C, H, W = x.shape
     n, augment = len(at), inputs.augment if drawn else None
     crop, flip, cutout = (augment.crop, augment.flip, augment.cutout) if augment else (0, False, 0)
+    reflect = augment is not None and crop > 0 and augment.padding == "reflect"
     y = torch.empty(n, C, H, W, dtype=inputs.dtype, device=x.device)
     normalise = inputs.mean is not None and inputs.std is not None
     mean, std = (t.to(y).reshape(-1).expand(C).contiguous() if normalise else y for t in (inputs.mean, inputs.std))
     parameters = [(drawn or {}).get(key, at) for key in ("top", "left", "flip", "row", "column")]
     _gather[(n, triton.cdiv(C * H * W, _BLOCK))](
-        x, at, y, *parameters, mean, std, C, H, W, crop, flip, cutout, normalise, BLOCK=_BLOCK
+        x, at, y, *parameters, mean, std, C, H, W, crop, reflect, flip, cutout, normalise, BLOCK=_BLOCK
     )
     return y
