@@ -41,7 +41,7 @@ def _plots(job: Job, results: Results, comparisons: Sequence[ColumnComparison]) 
     out: list[tuple[str, Any]] = []
     for kind in job.table.plots or list(PLOTS)[:2]:
         if kind == AGAINST:
-            out += [(f"{kind}-{measure}", _against(comparisons, measure)) for measure in job.table.measures]
+            out += [(f"{kind}-{measure}", against(comparisons, measure)) for measure in job.table.measures]
             continue
         for column in job.columns:
             groups = _groups(job, results, column)
@@ -59,7 +59,7 @@ def _groups(job: Job, results: Results, column: str) -> list[Group]:
     ]
 
 
-def _against(comparisons: Sequence[ColumnComparison], measure: str) -> Any:
+def against(comparisons: Sequence[ColumnComparison], measure: str) -> Any:
     """Plot a measure over the columns, mean and standard deviation over seeds; the paper's figures as crosses."""
     fig = figure(3.8, 2.8)
     axes = fig.subplots()
