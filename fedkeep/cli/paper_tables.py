@@ -172,7 +172,7 @@ def format_paper(comparison: MeasureComparison) -> str:
     if comparison.paper is None:
         return ""
     if comparison.paper.mean is None:
-        return "-"
+        return "failed" if comparison.paper.failed else "-"
     return format_mean(comparison.paper.mean, comparison.paper.spread, comparison.measure.digits)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkeep._util.text import join_names
 from fedkeep.reproduce.cells import Cells, Job, Results
-from fedkeep.reproduce.measures import NEVER, Measure, get_measure
+from fedkeep.reproduce.measures import Measure, get_measure
 from fedkeep.reproduce.spec import Figure
 
 
@@ -37,10 +37,10 @@ class MeasureComparison:
 
     @property
     def theirs(self) -> float | None:
-        """The paper's figure; `NEVER` for a target that was not reached, None if the paper prints none."""
+        """The paper's figure; the worst value for a failed run or a target not reached, None if it prints none."""
         if self.paper is None:
             return None
-        return NEVER if self.paper.mean is None else self.paper.mean
+        return self.measure.worst if self.paper.mean is None else self.paper.mean
 
     @property
     def difference(self) -> float | None:
@@ -127,7 +127,7 @@ class ColumnComparison:
 def gap(one: MeasureComparison, other: MeasureComparison) -> Gap:
     """Return how much better `one` is than `other`, over the seeds that both have."""
     measure, theirs = one.measure, None
-    if one.theirs is not None and other.theirs is not None and not one.theirs == other.theirs == NEVER:
+    if one.theirs is not None and other.theirs is not None and not one.theirs == other.theirs == measure.worst:
         theirs = measure.improvement(one.theirs, other.theirs)
     seeds = sorted(one.values_with_diverged.keys() & other.values_with_diverged.keys())
     ours = None
@@ -184,7 +184,7 @@ def sentences(column: ColumnComparison) -> list[str]:
 
 
 def as_data(column: ColumnComparison) -> dict[str, Any]:
-    """Return a column as JSON data; "never" is a target that was not reached."""
+    """Return a column as JSON data; "never" is a target that was not reached, "failed" a run that failed."""
     rows = []
     for row in column.rows:
         measures = {}
@@ -196,7 +196,7 @@ def as_data(column: ColumnComparison) -> dict[str, Any]:
                 "values": {str(seed): _json_number(value) for seed, value in comparison.values.items()},
                 "ours": None if without_figure else _json_number(comparison.ours),
                 "spread": statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None,
-                "paper": _json_number(comparison.theirs),
+                "paper": "failed" if comparison.paper and comparison.paper.failed else _json_number(comparison.theirs),
                 "paper_spread": comparison.paper.spread if comparison.paper else None,
                 "difference": comparison.difference,
                 "better_by": _json_number(to_baseline.ours, "far better", "far worse"),

@@ -6,11 +6,13 @@ rows.NAME       a method, or why it is not available, and the changes for its ro
 columns.NAME.rows.ROW, quick, quick.rows.ROW
                 changes for one cell, and what `--quick` changes in every cell
 
-A cell's experiment merges these in this order: setting, column, quick, row, the column's row, quick's row.
+A cell's experiment merges these in this order: setting, column, quick, row, the column's row, quick's row. A table may
+take its setting, rows and columns from another table of the same paper: see `extends`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +25,7 @@ from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
 from fedkeep.plots.runs import PLOTS
+from fedkeep.reproduce.extends import extend
 from fedkeep.reproduce.measures import get_measure
 
 TABLES = Path(__file__).parent / "tables"
@@ -73,16 +76,20 @@ class Row(CellChange):
 
 
 class Figure(_Strict):
-    """A printed figure: the mean (None: a target that was never reached) and, if the paper gives it, the spread."""
+    """A printed figure: the mean and, if the paper gives it, the spread.
+
+    The mean is None for a target that was never reached, and, with `failed`, for a run that failed.
+    """
 
     mean: float | None
     spread: float | None = None
+    failed: bool = False
 
 
 def _parse_figure(value: Any) -> Any:
-    """Parse 40.14, [40.14, 1.15] (mean and spread), or "never" (a paper's dash: the target was not reached)."""
-    if value == "never":
-        return {"mean": None}
+    """Parse 40.14, [40.14, 1.15] (mean and spread), "never" (a target that was not reached) or "failed" (a run)."""
+    if value in ("never", "failed"):
+        return {"mean": None, "failed": value == "failed"}
     if isinstance(value, list) and len(value) == 2:
         return {"mean": value[0], "spread": value[1]}
     return {"mean": value} if isinstance(value, int | float) else value
@@ -183,8 +190,9 @@ class Table(_Strict):
 
 
 def names() -> list[str]:
-    """Return the names of the tables that come with fedkeep, such as fedntd/table-1."""
-    return sorted(f"{path.parent.name}/{path.stem}" for path in TABLES.glob("*/*.toml"))
+    """Return the names of the tables that come with fedkeep, such as fedntd/table-1, with table-9 before table-10."""
+    found = [f"{path.parent.name}/{path.stem}" for path in TABLES.glob("*/*.toml")]
+    return sorted(found, key=lambda name: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)])
 
 
 def load(name: str) -> Table:
@@ -197,14 +205,32 @@ def load(name: str) -> Table:
 
 def read(path: Path, name: str) -> Table:
     """Read a table's specification from a file."""
+    tables = _read_toml(path)
     try:
-        tables = parse_toml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}", key=path.name) from None
-    try:
+        if "extends" in tables:
+            tables = extend(tables, _read_extended(path, tables.pop("extends")))
         return Table(**{**tables, "name": name})
     except ValidationError as error:
         raise _with_prefix(str(path), first_error("", error)) from None
+    except ConfigError as error:
+        raise _with_prefix(str(path), error) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", key=path.name) from None
+
+
+def _read_extended(path: Path, name: Any) -> dict[str, Any]:
+    """Read the table of the same folder that a table extends; that one must not extend another."""
+    valid = sorted(other.stem for other in path.parent.glob("*.toml") if other.name != path.name)
+    require_choice("extends", name, valid, what="table in extends:", error=ConfigError)
+    tables = _read_toml(path.parent / f"{name}.toml")
+    if "extends" in tables:
+        raise ConfigError(f"extends = {name!r}: that table extends another one itself", key="extends", value=name)
+    return tables
 
 
 def all_tables() -> Iterator[Table]:

@@ -29,7 +29,15 @@ from fedkeep.reproduce.measures import MEASURES, NEVER, get_measure
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
 
-TABLES = ["fedgkd/table-3", "fedka/table-1", "fedntd/table-1", "fedssd/table-1", "flashback/table-1"]
+MAIN_TABLES = ["fedgkd/table-3", "fedka/table-1", "fedntd/table-1", "fedssd/table-1", "flashback/table-1"]
+TABLES = [
+    "fedgkd/table-3",
+    "fedka/table-1",
+    *(f"fedntd/table-{n}" for n in (1, 8, 9, 10, 11, 12, 14)),
+    "fedntd/table-g3",
+    "fedssd/table-1",
+    "flashback/table-1",
+]
 
 SMALL = """
 format = 1
@@ -86,8 +94,8 @@ def run(*args: str) -> tuple[int, str]:
 # Specifications
 
 
-def test_the_main_table_of_each_paper_is_available() -> None:
-    assert spec.names() == TABLES
+def test_the_tables_that_are_available() -> None:
+    assert spec.names() == TABLES, "and table-10 after table-9"
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -103,7 +111,7 @@ def test_every_cell_is_a_valid_experiment(name: str) -> None:
         if about.absent is None:
             quick = table.experiment(table.quick.column, row, 0, quick=True)
             assert quick.data["source"] == "digits"
-            assert quick.train.rounds <= 40
+            assert quick.train.rounds * quick.train.epochs <= 160
 
 
 UNPRINTED = {  # figures that the papers do not print, or print illegibly: column, measure, rows
@@ -111,11 +119,16 @@ UNPRINTED = {  # figures that the papers do not print, or print illegibly: colum
     ("cinic10-a0.1", "forgetting"): ["fedavg", "fedcurv", "fedprox", "fednova", "scaffold", "moon"],
     ("cifar10-a0.05", "forgetting"): ["fednova", "scaffold"],
     ("cifar100-a0.1", "forgetting"): ["moon"],
+    ("a0.1-e20", "forgetting"): ["fednova"],
+    ("a0.1-c0.5", "forgetting"): ["scaffold"],
+    ("a0.1-c1.0", "forgetting"): ["scaffold"],
 }
 OTHER_READINGS = {  # rows that are not in the papers' tables: other readings of a row that is
     "fedssd/table-1": ["fedssd_printed", "fedssd_outside", "fedssd_mean"],
     "fedka/table-1": ["fedka_printed"],
     "fedntd/table-1": ["fedprox_released", "moon_released"],
+    **{f"fedntd/table-{n}": ["fedprox_released"] for n in (8, 9, 10, 11)},
+    "fedntd/table-g3": ["moon_released"],
 }
 
 
@@ -203,6 +216,93 @@ def test_a_cell_merges_setting_column_quick_and_row(tmp_path: Path) -> None:
     assert (other.train.lr, other.seed) == (0.3, 3)
 
 
+EXTENDING = """
+format = 1
+extends = "table"
+title = "Another small table"
+paper = "Nobody, nowhere"
+measures = ["final"]
+
+[setting]
+train = { epochs = 2 }
+
+[rows]
+fedavg = {}
+fedntd = { label = "FedNTD, soft", method = { tau = 3.0 } }
+fedprox = { label = "FedProx", method = "fedprox" }
+
+[quick]
+column = "more"
+train = { rounds = 1 }
+
+[columns.more]
+extends = "two"
+label = "Two shards, more clients"
+train = { participation = 6 }
+
+[columns.other]
+label = "Another split"
+split = { kind = "iid", n_clients = 6 }
+"""
+
+
+def extending(tmp_path: Path, text: str = EXTENDING, extended: str = SMALL) -> spec.Table:
+    (tmp_path / "table.toml").write_text(extended)
+    (tmp_path / "extending.toml").write_text(text)
+    return spec.read(tmp_path / "extending.toml", "small/extending")
+
+
+def test_a_table_can_extend_another(tmp_path: Path) -> None:
+    table = extending(tmp_path)
+    assert [row.label for row in table.rows.values()] == ["FedAvg", "FedNTD, soft", "FedProx"]
+    assert list(table.columns) == ["more", "other"]
+    assert not table.columns["more"].paper, "figures are never taken from the other table"
+    more, other = (table.experiment(column, "fedntd", 0) for column in ("more", "other"))
+    assert (more.train.rounds, more.train.epochs, more.train.participation, more.train.lr) == (3, 2, 6, 0.02)
+    assert (other.train.rounds, other.train.epochs, other.train.participation, other.train.lr) == (3, 2, 3, 0.05)
+    assert (more.split["kind"], other.split["kind"]) == ("shards", "iid")
+    assert (more.method["beta"], more.method["tau"], more.model) == (2.0, 3.0, {"name": "mlp", "projection": 8})
+    assert (other.method["beta"], other.method["tau"], other.model) == (0.5, 3.0, {"name": "mlp"})
+    quick = table.experiment("more", "fedntd", 0, quick=True)
+    assert (quick.train.rounds, quick.train.lr, quick.method["tau"]) == (1, 0.1, 2.0)
+
+
+def test_a_table_without_rows_has_those_of_the_table_that_it_extends(tmp_path: Path) -> None:
+    start, rest = EXTENDING.split("[rows]")
+    table = extending(tmp_path, start + "[quick]" + rest.split("[quick]")[1])
+    assert table.rows == small(tmp_path).rows
+
+
+def test_changes_of_rows_that_an_extending_table_does_not_have_are_left_out(tmp_path: Path) -> None:
+    start, rest = EXTENDING.split('fedntd = { label = "FedNTD, soft"')
+    table = extending(tmp_path, start + rest.partition("\n")[2])
+    assert (table.quick.rows, table.columns["more"].rows) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "value", "valid"),
+    [
+        ('extends = "table"', 'extends = "tabel"', "extends", "tabel", ["table"]),
+        ('extends = "table"', 'extends = "extending"', "extends", "extending", ["table"]),
+        ('extends = "table"', 'extends = "../small/table"', "extends", "../small/table", ["table"]),
+        ('extends = "table"', "extends = 3", "extends", 3, ["table"]),
+        ('extends = "two"', 'extends = "too"', "columns.more.extends", "too", ["two", "iid"]),
+        ("fedavg = {}", "fedavk = {}", "rows.fedavk.label", ANY, None),
+        ("fedavg = {}", "fedavg = 3", "fedavg", 3, None),
+        ("train = { rounds = 1 }", "rows = 3", "rows", 3, None),
+    ],
+)
+def test_a_mistake_in_an_extending_table_raises(tmp_path: Path, old: str, new: str, key: str, value, valid) -> None:
+    assert old in EXTENDING
+    with raises(ConfigError, key=key, value=value, valid=valid, mentions=[str(tmp_path / "extending.toml")]):
+        extending(tmp_path, EXTENDING.replace(old, new))
+
+
+def test_a_table_that_extends_another_cannot_be_extended(tmp_path: Path) -> None:
+    with raises(ConfigError, key="extends", value="table", mentions=["itself"]):
+        extending(tmp_path, extended=EXTENDING)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "key", "value", "valid"),
     [
@@ -215,6 +315,7 @@ def test_a_cell_merges_setting_column_quick_and_row(tmp_path: Path) -> None:
         ('absent = "not in fedkeep yet"', 'label2 = "x"', "rows.fednew.label2", "x", None),
         (', absent = "not in fedkeep yet"', "", "method", "FedNew", ["method", "absent"]),
         ('"forgetting"]', '"rounds_to_50"]', "columns.two.target", None, None),
+        ('label = "Two shards"', 'label = "Two"\nextends = "iid"', "columns.two.extends", "iid", None),
         ("format = 1", "format = 2", "format", 2, None),
         ("format = 1", "format = ", "table.toml", None, None),
         ("final = [50.0, 1.0]", 'final = "high"', "columns.two.paper.fedavg.final", "high", None),
@@ -283,7 +384,8 @@ def comparison(
     measure: str, ours, theirs, diverged: int = 0, spread: float | None = None
 ) -> against_paper.MeasureComparison:
     """One measure of one method, with one value or a list by seed; after these, `diverged` seeds diverged."""
-    figure = None if theirs is None else spec.Figure(mean=None if theirs == "never" else float(theirs), spread=spread)
+    mean = None if theirs in (None, "never", "failed") else float(theirs)
+    figure = None if theirs is None else spec.Figure(mean=mean, spread=spread, failed=theirs == "failed")
     values = {} if ours is None else dict(enumerate(ours if isinstance(ours, list) else [ours]))
     return against_paper.MeasureComparison(
         MEASURES[measure], values, frozenset(range(len(values), len(values) + diverged)), figure
@@ -363,6 +465,23 @@ def test_json_distinguishes_never_reached_from_not_run() -> None:
     rows = {row["row"]: row["measures"]["rounds_to_95"] for row in against_paper.as_data(column)["rows"]}
     assert (rows["avg"]["ours"], rows["none"]["ours"]) == ("never", None)
     assert (rows["avg"]["values"], rows["none"]["paper"]) == ({"0": "never"}, "never")
+
+
+def test_a_run_that_failed_in_the_paper_is_the_worst_there() -> None:
+    column = column_of("final", {"avg": (50.0, 40.0), "wild": (None, "failed", 1), "low": (20.0, 15.0)})
+    gap = column.gaps("final")["wild"]
+    assert (gap.ours, gap.theirs, gap.agree) == (-math.inf, -math.inf, True)
+    assert (column.order("final").pairs, column.order("final").agreeing) == (3, 3)
+    assert row_cells(column, column.rows[1])[:2] == ["diverged", "failed"]
+    assert against_paper.as_data(column)["rows"][1]["measures"]["final"]["paper"] == "failed"
+    both = column_of("forgetting", {"avg": (0.5, "failed"), "wild": (0.4, "failed")})
+    assert both.gaps("forgetting")["wild"].theirs is None, "two failures are not ordered"
+
+
+def test_a_speed_up_never_reached_is_the_worst() -> None:
+    column = column_of("speed_up", {"avg": (1.0, 1.0), "slow": (0.0, "never"), "fast": (2.0, 2.3)})
+    assert [gap.agree for gap in column.gaps("speed_up").values()] == [True, True]
+    assert row_cells(column, column.rows[1])[:2] == ["0.0", "-"]
 
 
 def test_lower_forgetting_is_better() -> None:
@@ -508,7 +627,8 @@ def test_the_listing_shows_tables_columns_and_missing_data(tmp_path: Path, monke
     for name in TABLES:
         assert name in out
     lines = [line.split("  ") for line in out.splitlines() if line.strip().startswith(("cifar10-", "cifar100-"))]
-    assert len(lines) == 16
+    columns = [name for table in spec.all_tables() for name in table.columns]
+    assert len(lines) == sum(name.startswith(("cifar10-", "cifar100-")) for name in columns)
     for line in lines:
         name, _, *status = [part.strip() for part in line if part.strip()]
         assert bool(status) == name.startswith("cifar100-")
@@ -517,7 +637,7 @@ def test_the_listing_shows_tables_columns_and_missing_data(tmp_path: Path, monke
     assert [table["name"] for table in listed] == TABLES
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", MAIN_TABLES)
 def test_quick_shows_every_row_next_to_the_papers_figures(name: str, tmp_path: Path) -> None:
     code, out = run(name, "--quick", "--runs", str(tmp_path), "rounds=2", "epochs=1")
     assert code == 0, out
@@ -535,6 +655,22 @@ def test_quick_shows_every_row_next_to_the_papers_figures(name: str, tmp_path: P
         assert all(values) == (table.rows[row["row"]].absent is None), row
     markdown = run(name, "--quick", "--runs", str(tmp_path), "rounds=2", "epochs=1", "--show", "--markdown")[1]
     assert markdown.count("\n| ") >= len(table.rows)
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in MAIN_TABLES])
+def test_quick_runs_two_rounds_of_every_other_table(name: str, tmp_path: Path) -> None:
+    """The baseline and the last row. Measures of later rounds (`at_<round>`) have no value yet."""
+    table = spec.load(name)
+    rows = [table.baseline, list(table.rows)[-1]]
+    changes = ["train.rounds=2", "train.epochs=1"]
+    args = [name, "--quick", "--methods", ",".join(rows), "--seeds", "1", "--runs", str(tmp_path), *changes, "--json"]
+    code, out = run(*args)
+    assert code == 0, out
+    [column] = json.loads(out)["columns"]
+    assert [row["row"] for row in column["rows"]] == rows
+    for row in column["rows"]:
+        for measure, found in row["measures"].items():
+            assert bool(found["values"]) != measure.startswith("at_"), (row["row"], measure)
 
 
 def test_columns_without_data_show_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
