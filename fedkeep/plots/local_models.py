@@ -39,6 +39,7 @@ def local(groups: Sequence[Group]) -> Any:
             axes.plot(rounds, [np.mean(by_round[t]) for t in rounds], label=g.label, marker=marker, **line_style(k))
         axes.set_title(title, fontweight="normal")
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
     panels[0].set(ylabel="accuracy of local models (%)", ylim=(0, 100))
     legend(fig, panels[0], len(usable), columns=4)
     return fig
