@@ -137,6 +137,23 @@ def test_a_diverged_run_is_kept_and_an_unfinished_one_is_not(tmp_path: Path, tab
     assert not todo
 
 
+def test_a_run_that_diverged_before_its_first_evaluated_round_is_kept(tmp_path: Path, table: spec.Table) -> None:
+    run = finished(table, "fedavg", 0, 0.5)
+    run.ended, run.records, run.diverged = None, [{"round": 0, "confusion": [[1, 0], [0, 1]]}], "the loss is NaN"
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", {"two/fedavg-seed-0": run})
+    results, todo = Job(table, ["two"], ["fedavg"], 1, tmp_path).load_existing()
+    assert results.cells["two", "fedavg"].diverged == {0: "the loss is NaN"}
+    assert not todo
+
+
+def test_a_run_of_another_experiment_does_not_prevent_keeping_the_others(tmp_path: Path, table: spec.Table) -> None:
+    runs = {f"two/fedavg-seed-{seed}": finished(table, "fedavg", seed, 0.5) for seed in (0, 1)}
+    runs["two/fedavg-seed-0"].about["train"]["lr"] = 0.5
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", runs)
+    (file,) = Job(table, ["two"], ["fedavg"], 2, tmp_path).keep(tmp_path / "again")
+    assert list(kept.read(file)) == ["two/fedavg-seed-1"]
+
+
 def test_kept_runs_of_another_experiment_are_not_used(tmp_path: Path, table: spec.Table) -> None:
     run = finished(table, "fedavg", 0, 0.5)
     run.about["train"]["lr"] = 0.5
