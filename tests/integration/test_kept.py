@@ -230,6 +230,28 @@ def test_a_disagreement_without_an_explanation_says_so(runs: Path, table: spec.T
     assert [entry.reason for entry in found if entry.verdict == "disagrees"] == ["unexplained"]
 
 
+def test_runs_without_a_value_or_a_gap_say_why(tmp_path: Path, table: spec.Table) -> None:
+    other = finished(table, "worse", 0, 0.5)
+    other.about["train"]["lr"] = 0.5
+    runs = {"two/better-seed-0": finished(table, "better", 0, 0.5), "two/worse-seed-0": other}
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", runs)
+    found = {entry.row.name: entry for entry in ledger.entries([table], tmp_path) if entry.column == "two"}
+    assert (found["better"].verdict, found["better"].reason) == (
+        "one seed",
+        "the baseline has no run with the same seed",
+    )
+    assert found["worse"].verdict == "not run"
+    assert "train.lr is 0.5 there and 0.05 here" in found["worse"].reason
+    assert (found["equal"].verdict, found["equal"].reason) == ("not run", "")
+
+
+@pytest.mark.parametrize("option", [["--quick"], ["--methods", "fedavg"], ["--keep", "x"], ["lr=0.1"], ["--show"]])
+def test_options_that_a_ledger_would_ignore_are_errors(option: list[str]) -> None:
+    done = CliRunner().invoke(app, ["reproduce", "fedntd/table-1", "--ledger", *option])
+    assert isinstance(done.exception, FedkeepError)
+    assert "cannot be used with --ledger" in str(done.exception)
+
+
 def test_an_explanation_must_name_a_row(tmp_path: Path) -> None:
     (tmp_path / "table-0.toml").write_text(TABLE.replace("explained.worse", "explained.worst"))
     with raises(ConfigError, key="columns.two.explained", value="worst", valid=["worse"]):
