@@ -179,10 +179,14 @@ def _parse(path: Path, key: str, error: type[FedkeepError]) -> Any:
 
 
 def _whole_numbers(where: str, row: Any, key: str, error: type[FedkeepError]) -> np.ndarray:
-    """Return a list of whole numbers from 0 on as an array."""
+    """Return a list of whole numbers from 0 to _MOST_ID as an array."""
     if not isinstance(row, list):
         raise error(f"{where} must be a list of whole numbers, not {format_value(row)}", key=key, value=row)
     for value in row:
         if type(value) is not int or not 0 <= value <= _MOST_ID:
-            raise error(f"{where} has {format_value(value)}, which is not a number from 0 on", key=key, value=value)
+            raise error(
+                f"{where} has {format_value(value)}, which is not a whole number from 0 to {_MOST_ID}",
+                key=key,
+                value=value,
+            )
     return np.array(row, dtype=np.int64)

@@ -33,7 +33,7 @@ class Entry:
     ours_gap: float | None
     paper_gap: float | None
     verdict: str
-    reason: str = ""  # why it was not run, or what explains a disagreement
+    reason: str = ""  # why there is no value or no gap, or what explains a disagreement
 
     @property
     def comparison(self) -> MeasureComparison:
@@ -69,10 +69,10 @@ def entries(tables: Iterable[Table], runs: Path) -> list[Entry]:
     ]
 
 
-def totals(found: Sequence[Entry]) -> dict[str, Counter[str]]:
+def totals(ledger: Sequence[Entry]) -> dict[str, Counter[str]]:
     """Return how many figures have each verdict, by paper (the folder of its tables)."""
     out: dict[str, Counter[str]] = {}
-    for entry in found:
+    for entry in ledger:
         out.setdefault(entry.table.name.partition("/")[0], Counter())[entry.verdict] += 1
     return out
 
@@ -91,10 +91,10 @@ def _column_entries(table: Table, column: ColumnComparison) -> list[Entry]:
 
 
 def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: str) -> tuple[str, str]:
-    """Return the verdict on one figure, and why it was not run or what explains a disagreement."""
+    """Return the verdict on one figure, and the reason of the entry."""
     one, baseline = row.measures[measure], column.baseline.measures[measure]
     if not one.values_with_diverged:
-        return NOT_RUN, table.rows[row.name].absent or ""
+        return NOT_RUN, table.rows[row.name].absent or _why_missing(row)
     if row.name == column.baseline.name:
         return BASELINE, ""
     theirs = gap(one, baseline).theirs
@@ -102,12 +102,19 @@ def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: st
         return NOISE_THERE, ""
     signs = [one.measure.improvement(*pair) for pair in _pairs(one, baseline)]
     if len(signs) < 2:
-        return FEW_SEEDS, ""
+        return FEW_SEEDS, "" if signs else "the baseline has no run with the same seed"
     if not (all(sign > 0 for sign in signs) or all(sign < 0 for sign in signs)):
         return NOISE_HERE, ""
     if signs[0] * theirs > 0:
         return AGREES, ""
     return DISAGREES, table.columns[column.column].explained.get(row.name, "unexplained")
+
+
+def _why_missing(row: MethodRow) -> str:
+    """Return why a row that can be run has no value: what is wrong with its runs, or nothing if there are none."""
+    if row.cells.failed:
+        return next(iter(row.cells.failed.values()))
+    return "the runs that exist do not contain it" if row.cells.histories else ""
 
 
 def _spread(one: MeasureComparison, other: MeasureComparison) -> float:
