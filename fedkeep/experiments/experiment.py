@@ -19,6 +19,7 @@ participation = 4
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable
 from dataclasses import asdict, fields
@@ -202,12 +203,18 @@ def _settings(table: dict[str, Any]) -> Settings:
         if isinstance(value, bool) and key not in ("deterministic", "tf32", "drop_last"):
             raise ConfigError(f"train.{key} cannot be {str(value).lower()}", key=f"train.{key}", value=value)
     try:
-        return TypeAdapter(Settings).validate_python(table)
+        return _settings_adapter().validate_python(table)
     except ValidationError as error:
         first = first_error("" if error.errors()[0]["loc"] == ("seed",) else "train.", error)
         if first.key in TRAIN:
             first.key = f"train.{first.key}"
         raise first from None
+
+
+@functools.cache
+def _settings_adapter() -> TypeAdapter[Settings]:
+    """Return the validator of settings. To build it takes 10 ms, and a table has hundreds of experiments."""
+    return TypeAdapter(Settings)
 
 
 def _require_name(section: str, table: dict[str, Any]) -> str:
