@@ -2,6 +2,7 @@
 
 setting, quick      the other table's, merged with the changes given here
 rows                without `rows`, all of the other table's; with it, the named ones: `fedavg = {}` is its row FedAvg
+rows.NAME           with `extends = "ROW"`, that row of the other table, merged with the changes given here
 columns.NAME        with `extends = "COLUMN"`, the changes of that column of the other table, merged with those given
                     here; never its figures
 """
@@ -29,7 +30,7 @@ def extend(table: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """
     rows = _tables(other, "rows")
     if "rows" in table:
-        rows = {name: merge(rows.get(name, {}), row) for name, row in _tables(table, "rows").items()}
+        rows = {name: _extend_row(name, row, rows) for name, row in _tables(table, "rows").items()}
     columns = {
         name: _extend_column(f"columns.{name}", column, _tables(other, "columns"), rows)
         for name, column in _tables(table, "columns").items()
@@ -37,6 +38,14 @@ def extend(table: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     changed = {key: merge(merge({}, _table(other, key)), _table(table, key)) for key in ("setting", "quick")}
     changed["quick"] = _without_rows(changed["quick"], _table(other, "quick"), rows)
     return {**table, **changed, "rows": rows, "columns": columns}
+
+
+def _extend_row(name: str, row: dict[str, Any], others: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a row with what it takes from the row that it extends, or from the one of its own name."""
+    other = row.get("extends", name)
+    if "extends" in row:
+        require_choice(f"rows.{name}.extends", other, list(others), what=f"row in rows.{name}:", error=ConfigError)
+    return merge(others.get(other, {}), {key: value for key, value in row.items() if key != "extends"})
 
 
 def _extend_column(
