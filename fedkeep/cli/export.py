@@ -72,11 +72,12 @@ def plot(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the plots.")] = Path("plots"),
     formats: Annotated[str, typer.Option("--format", help="pdf, png, svg; separated by commas.")] = "pdf,png",
     only: Annotated[
-        str, typer.Option(help="Some of accuracy, classes, round_forgetting, where, split; separated by commas.")
+        str,
+        typer.Option(help="Some of accuracy, classes, round_forgetting, where, split, local, anatomy, consistency."),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Plot runs (extra plots): accuracy, class accuracies, round forgetting, phase of forgetting, split.
+    """Plot runs (extra plots): accuracy, class accuracies, forgetting, split, local models, and more.
 
     Example: fedkeep plot runs/ -o figures --format pdf
     """

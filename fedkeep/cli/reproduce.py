@@ -14,6 +14,8 @@ from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
+    from fedkeep.reproduce.against_paper import ColumnComparison
+    from fedkeep.reproduce.cells import Job, Results
     from fedkeep.reproduce.spec import Table
 
 
@@ -36,6 +38,10 @@ def reproduce(
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/reproduce"),
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also write the ended runs into small files in this folder.")
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw the runs into this folder (figures: always; extra plots)."),
     ] = None,
     jobs: JobsOption = "auto",
     as_json: AsJson = False,
@@ -88,6 +94,8 @@ def reproduce(
         for file in job.keep(keep):
             Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False)
     comparisons = against_paper.compare_columns(job, results)
+    if plots is not None or table.plots:
+        _draw(job, results, comparisons, plots or Path("plots"))
     if as_json:
         about = {"table": table.name, "title": table.title, "paper": table.paper, "notes": table.notes}
         options = {"quick": quick, "overrides": overrides, "folder": str(job.folder(rows[0])), "seeds": job.seeds}
@@ -101,6 +109,15 @@ def reproduce(
         raise typer.Exit(1)
     if not show and not any(comparison.has_results for comparison in comparisons):
         raise typer.Exit(2)
+
+
+def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folder: Path) -> None:
+    from fedkeep.reproduce.figures import draw
+
+    console = Console(stderr=True)
+    files, skipped = draw(job, results, comparisons, folder)
+    for text in [*map(str, files), *(f"not drawn: {reason}" for reason in skipped)]:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_ledger(tables: list[Table], runs: Path, as_json: bool, markdown: bool) -> None:

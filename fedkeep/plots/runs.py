@@ -18,12 +18,16 @@ from fedkeep.analysis.anatomy import loss_by_class
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
+from fedkeep.plots import local_models
 from fedkeep.plots.style import (
     COLOUR_SCALE,
     COLOURS,
     figure,
+    grid,
+    legend,
     line_style,
     make_folder,
+    over_rounds,
     parse_formats,
     plot_style,
     save,
@@ -63,7 +67,7 @@ def accuracy(groups: Sequence[Group]) -> Any:
     fig = figure(3.5, 2.6)
     axes = fig.subplots()
     for k, g in enumerate(groups):
-        rounds, values = _over_rounds(g, lambda run: run.accuracy)
+        rounds, values = over_rounds(g, lambda run: run.accuracy)
         mean = 100 * values.mean(0)
         axes.plot(rounds, mean, label=g.label, marker="o" if len(rounds) == 1 else None, **line_style(k))
         if len(values) > 1:
@@ -72,14 +76,14 @@ def accuracy(groups: Sequence[Group]) -> Any:
             axes.fill_between(rounds, *band, color=line_style(k)["color"], alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
     axes.margins(x=0.01)
-    _legend(fig, axes, len(groups))
+    legend(fig, axes, len(groups))
     return fig
 
 
 def classes(groups: Sequence[Group]) -> Any:
     """Plot the accuracy of each class over rounds as a heat map per group, mean over seeds: gaps are forgetting."""
-    across, down = _grid(len(groups))
-    shown = [_over_rounds(g, lambda run: run.class_accuracy) for g in groups]
+    across, down = grid(len(groups))
+    shown = [over_rounds(g, lambda run: run.class_accuracy) for g in groups]
     tall = max(1.2, min(3.0, 0.16 * shown[0][1].shape[-1]))
     fig = figure(1.0 + 2.3 * across, 0.6 + (tall + 0.35) * down)
     panels = fig.subplots(down, across, squeeze=False, sharey=True)
@@ -121,7 +125,7 @@ def round_forgetting(groups: Sequence[Group]) -> Any:
     course.set(xlabel="round", ylabel="round forgetting")
     course.set_ylim(bottom=0)
     course.margins(x=0.01)
-    _legend(fig, distribution, len(usable), columns=4)
+    legend(fig, distribution, len(usable), columns=4)
     return fig
 
 
@@ -130,9 +134,9 @@ def where(groups: Sequence[Group]) -> Any:
     by_group = [(g, [anatomy for run in g.runs for anatomy in run.anatomies]) for g in groups]
     usable = [(g, loss_by_class(anatomies)) for g, anatomies in by_group if anatomies]
     if not usable:
-        return "local models must have been evaluated (eval_local_every=1)"
+        return local_models.NOT_EVALUATED
     number = len(usable[0][1][0])
-    across, down = _grid(len(usable))
+    across, down = grid(len(usable))
     fig = figure(0.6 + max(2.2, 0.24 * number) * across, 0.5 + 1.9 * down)
     panels = fig.subplots(down, across, squeeze=False, sharey=True, sharex=True)
     for axes in panels.flat[len(usable) :]:
@@ -186,19 +190,15 @@ PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "round_forgetting": round_forgetting,
     "where": where,
     "split": split,
+    "local": local_models.local,
+    "anatomy": local_models.anatomy,
+    "consistency": local_models.consistency,
 }
-
-
-def _over_rounds(g: Group, measure: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounds that all runs of a group evaluated, and the measure there, [runs, rounds, ...]."""
-    common = sorted(set.intersection(*(set(run.rounds.tolist()) for run in g.runs)))
-    values = [measure(run)[np.isin(run.rounds, common)] for run in g.runs]
-    return np.array(common), np.stack(values)
 
 
 def _round_forgetting(g: Group) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the rounds from the second on and the round forgetting, [runs, rounds]; None if rounds are missing."""
-    rounds, accuracies = _over_rounds(g, lambda run: run.class_accuracy)
+    rounds, accuracies = over_rounds(g, lambda run: run.class_accuracy)
     if len(rounds) < 2 or (np.diff(rounds) != 1).any():
         return None
     return rounds[1:], np.stack([fg.round_forgetting(one) for one in accuracies])
@@ -219,14 +219,3 @@ def _label_counts(run: Run) -> dict[str, Any] | str:
     except FedkeepError as error:
         return f"the split of {run.history.folder} was not recorded and cannot be computed again: {error}"
     return count_labels(clients, data.y_train, data.n_classes)
-
-
-def _grid(panels: int) -> tuple[int, int]:
-    """Return columns and rows of a grid of panels: two by two rather than three and one."""
-    across = 2 if panels in (2, 4) else min(3, panels)
-    return across, -(-panels // across)
-
-
-def _legend(fig: Any, axes: Any, number: int, columns: int = 2) -> None:
-    if number > 1:
-        fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(columns, number))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedkeep._util.optional import require_extra
 from fedkeep._util.validate import require_choice
+from fedkeep.analysis.groups import Group, Run
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.files import write_atomic
 
@@ -92,3 +95,22 @@ def save(fig: Any, folder: Path, name: str, formats: list[str]) -> list[Path]:
         fig.savefig(image, format=extension, metadata=metadata, bbox_inches="tight", pad_inches=0.03)
         write_atomic(path, image.getvalue())
     return paths
+
+
+def over_rounds(g: Group, measure: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rounds that all runs of a group evaluated, and the measure there, [runs, rounds, ...]."""
+    common = sorted(set.intersection(*(set(run.rounds.tolist()) for run in g.runs)))
+    values = [measure(run)[np.isin(run.rounds, common)] for run in g.runs]
+    return np.array(common), np.stack(values)
+
+
+def grid(panels: int) -> tuple[int, int]:
+    """Return columns and rows of a grid of panels: two by two rather than three and one."""
+    across = 2 if panels in (2, 4) else min(3, panels)
+    return across, -(-panels // across)
+
+
+def legend(fig: Any, axes: Any, number: int, columns: int = 2) -> None:
+    """Add a legend below the figure, unless there is only one line."""
+    if number > 1:
+        fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(columns, number))

@@ -24,10 +24,13 @@ from fedkeep._util.validate import first_error, require_choice
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
+from fedkeep.plots.runs import PLOTS
 from fedkeep.reproduce.extends import extend
 from fedkeep.reproduce.measures import get_measure
 
 TABLES = Path(__file__).parent / "tables"
+AGAINST = "against"  # the plot of the measures over the columns
+KINDS = (*PLOTS, AGAINST)
 
 
 class _Strict(BaseModel):
@@ -123,6 +126,7 @@ class Table(_Strict):
     title: str
     paper: str
     measures: list[str]
+    plots: list[str] = Field(default_factory=list)  # what a figure draws
     notes: list[str] = Field(default_factory=list)
     setting: Change
     rows: dict[str, Row]
@@ -135,6 +139,8 @@ class Table(_Strict):
         """Raise an error for changes or figures of an unknown row, column or measure, or for a missing target."""
         for measure in self.measures:
             get_measure(measure)  # raises if there is none of this name
+        for plot in self.plots:
+            require_choice("plots", plot, KINDS, what="plot", error=ConfigError)
         require_choice("quick.column", self.quick.column, list(self.columns), what="column", error=ConfigError)
         changes: dict[str, ColumnChange] = {f"columns.{name}": column for name, column in self.columns.items()}
         changes["quick"] = self.quick

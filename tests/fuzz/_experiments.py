@@ -61,7 +61,10 @@ NAMES = [
 TABLE = {
     "data": ["source", "root", "public", "public_ids", "min_per_id", "validation", "seed", "n_classes", "mean", "std"]
     + [f.name for f in dataclasses.fields(data.sources.common.Options)],
-    "split": ["kind", "n_clients", "s", "alpha", "min_size", "tries", "group", "k", "validation", "seed", "balanced"],
+    "split": [
+        *("kind", "n_clients", "s", "alpha", "min_size", "tries", "group", "k", "validation", "seed", "balanced"),
+        *("file", "overlap", "even", "cap"),
+    ],
     "model": ["name", "class", *{option for name in models.REGISTRY for option in models.options(name)}],
     "method": ["name", *{field for cls in methods.REGISTRY.values() for field in cls.hyperparameters()}],
     "train": [*TRAIN, "augment.crop", "augment.flip", "augment.cutout", "augment.padding", "augment"],

@@ -23,6 +23,7 @@ from fedkeep.engine import replay
 from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.evaluate import EVAL_BATCH, Evaluator
 from fedkeep.engine.gpu.deferred import Deferred, Pending
+from fedkeep.engine.gpu.layers import use_kernels, vmap_with_kernels
 from fedkeep.engine.mapping import call_one, map_clients
 from fedkeep.engine.setup import image_size
 from fedkeep.errors import MethodError, ModelError
@@ -232,19 +233,21 @@ def test_masked_statistics_and_gradients_are_torchs_of_the_real_examples(mask, s
     assert not ours[~keep].any()
 
 
-def test_an_output_that_is_not_computed_yet_is_normalised_too() -> None:
+@pytest.mark.parametrize("each", [map_clients, vmap_with_kernels])
+@pytest.mark.parametrize("call", [lambda model: model(), use_kernels], ids=["torch", "kernels"])
+def test_an_output_that_is_not_computed_yet_is_normalised_too(each: Any, call: Any) -> None:
     """What our own kernels on a GPU return for a convolution, under vmap and alone."""
     x, mask = torch.randn(2, 4, 3, 2, 2), torch.tensor([[True, True, True, False], [True] * 4])
 
     def one(x: Tensor, mask: Tensor) -> Tensor:
         later = Deferred.of(Pending(lambda relu, pool: x * 2, can_pool=False), x.shape, x.dtype, x.device)
         with real_examples(mask, padded=True), batch_statistics():
-            return F.batch_norm(later, None, None, training=True)
+            return call(lambda: F.relu(F.batch_norm(later, None, None, training=True)))
 
-    stacked = map_clients(one, x, mask)
+    stacked = each(one, x, mask)
     for k in range(2):
         assert torch.allclose(stacked[k], call_one(one, x[k], mask[k]))
-        expected = F.batch_norm(2 * x[k][mask[k]], None, None, training=True)
+        expected = F.relu(F.batch_norm(2 * x[k][mask[k]], None, None, training=True))
         assert torch.allclose(stacked[k][mask[k]], expected, atol=1e-6)
 
 

@@ -191,6 +191,25 @@ def test_plots_show_what_was_measured(folder: Path) -> None:
         assert [bar.get_height() for bar in bars] == pytest.approx(expected.tolist())
 
 
+def test_plots_of_local_models_show_what_was_measured(folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    groups = group_runs([folder])
+    with style.plot_style():
+        everywhere, inside, outside = plots.PLOTS["local"](groups).axes
+        models = plots.PLOTS["anatomy"](groups).axes[0].images[0].get_array()
+        [similar] = plots.PLOTS["consistency"](groups).axes
+    rounds = [[fk.load_run(folder / f"fedavg-{seed}").anatomy(t) for seed in (0, 1)] for t in (1, 2, 3)]
+    for axes, measure in ((inside, fk.forgetting.in_local), (outside, fk.forgetting.out_local)):
+        expected = [100 * np.mean([measure(a["clients"], a["label_counts"]).mean() for a in both]) for both in rounds]
+        assert axes.lines[0].get_ydata() == pytest.approx(expected)
+    expected = [100 * np.mean([a["clients"].mean() for a in both]) for both in rounds]
+    assert everywhere.lines[0].get_ydata() == pytest.approx(expected)
+    middle = rounds[1][0]
+    assert np.allclose(models, np.vstack([middle["before"], middle["clients"], middle["after"]]))
+    cosine = np.mean([fk.forgetting.consistency(run.class_accuracy) for run in groups[0].runs], axis=0)
+    assert similar.lines[0].get_ydata() == pytest.approx(cosine)
+
+
 def test_the_split_plot_shows_the_ids_of_the_clients(tmp_path: Path) -> None:
     """Of 500 clients split.json holds 200, at even distances: the axis names these, not 0 to 199."""
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
@@ -219,7 +238,7 @@ def test_a_plot_without_data_is_skipped_with_a_warning(tmp_path: Path, caplog: p
     drawn = plots.plot([tmp_path / "sparse"], tmp_path / "plots", "svg")
     assert {"accuracy.svg", "split.svg"} <= {p.name for p in drawn}
     skipped = [record for record in caplog.records if "eval_local_every=1" in record.getMessage()]
-    assert [record.args[0] for record in skipped] == ["where"]
+    assert [record.args[0] for record in skipped] == ["where", "local", "anatomy"]
 
 
 def test_invalid_plot_options_raise(folder: Path, tmp_path: Path) -> None:

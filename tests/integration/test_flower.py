@@ -67,6 +67,23 @@ def test_dropped_batches_and_reflected_images_equal_the_simulation(three: Proble
         assert gap(alone.params, problem.run(method, **changes).params) > 1e-6
 
 
+def test_batch_norm_and_a_split_from_a_file_equal_the_simulation(three: Problem, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(8, track_running_stats=False)
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(16, 8), norm, torch.nn.ReLU(), torch.nn.Linear(8, 4)
+    )
+    fk.save_federation(tmp_path / "split.json", three.clients, examples=len(three.data.y_train))
+    clients = list(fk.data.partition.from_file(three.data.y_train, tmp_path / "split.json"))
+    problem = dataclasses.replace(three, model=model, clients=clients)
+    alone = problem.run(fk.methods.FedNTD())
+    strategy = strategy_of(problem, fk.methods.FedNTD())
+    strategy.start(grid_of(problem, fk.methods.FedNTD()))
+    assert same(alone.server, strategy.federation.state.server)
+    records = alone.history.records, strategy.federation.state.history.records
+    assert [r["confusion"] for r in records[0]] == [r["confusion"] for r in records[1]]
+
+
 def test_wire_format_is_that_of_protocol_version_1(three: Problem) -> None:
     """Nodes and servers of different releases understand each other as long as these names and types stay."""
     method = fk.methods.get("scaffold")()

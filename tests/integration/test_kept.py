@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from fedkeep.cli.app import app
 from fedkeep.errors import ConfigError, FedkeepError, RunError
-from fedkeep.reproduce import kept, ledger, spec
+from fedkeep.reproduce import figures, kept, ledger, spec
+from fedkeep.reproduce.against_paper import compare_columns
 from fedkeep.reproduce.cells import Job
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
@@ -235,6 +236,43 @@ def test_the_command_prints_the_ledger(runs: Path, tmp_path: Path) -> None:
         "| two | Worse | final % | 60.00 | 45.00±7.07 | 2 | +10.00 | -10.00 | disagrees: [the page](page.md) |"
         in markdown
     )
+
+
+# Figures
+
+
+def test_a_table_is_drawn(runs: Path, table: spec.Table, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    columns, rows = table.select(None, None)
+    plotted = table.model_copy(update={"plots": ["accuracy", "against", "local"]})
+    job = Job(plotted, columns, rows, 2, runs)
+    results, _ = job.load_existing()
+    files, skipped = figures.draw(job, results, compare_columns(job, results), tmp_path / "plots")
+    assert [file.name for file in files] == ["small-table-0-two-accuracy.png", "small-table-0-against-final.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+    reasons = dict(text.split(": ", 1) for text in skipped)
+    assert reasons["iid-accuracy"] == "no run has finished"
+    assert "eval_local_every" in reasons["two-local"]
+
+
+def test_against_shows_our_means_and_the_papers_figures(runs: Path, table: spec.Table) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    columns, rows = table.select(None, None)
+    job = Job(table, columns, rows, 2, runs)
+    results, _ = job.load_existing()
+    axes = figures.against(compare_columns(job, results), "final").axes[0]
+    crosses = [line.get_ydata().tolist() for line in axes.lines if line.get_marker() == "x"]
+    assert crosses == [[50.0, 90.0], [60.0], [60.0], [51.9], [60.0], [60.0]]
+    means = [container.lines[0].get_ydata()[0] for container in axes.containers]
+    assert means == pytest.approx([55, 60, 45, 75, 60, 70])  # FedAvg, better, worse, equal, noisy, once
+
+
+def test_an_unknown_plot_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "table-0.toml").write_text(
+        TABLE.replace('measures = ["final"]', 'measures = ["final"]\nplots = ["pie"]')
+    )
+    with raises(ConfigError, key="plots", value="pie", valid=["accuracy", "against"]):
+        spec.read(tmp_path / "table-0.toml", "small/table-0")
 
 
 def test_the_page_is_what_the_command_prints() -> None:

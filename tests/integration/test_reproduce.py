@@ -94,7 +94,8 @@ def run(*args: str) -> tuple[int, str]:
 
 
 def test_the_tables_that_are_available() -> None:
-    assert spec.names() == TABLES, "and table-10 after table-9"
+    found = [name for name in spec.names() if "/figure-" not in name]
+    assert found == TABLES, "and table-10 after table-9"
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -678,7 +679,7 @@ def test_the_listing_shows_tables_columns_and_missing_data(tmp_path: Path, monke
         assert bool(status) == name.startswith("cifar100-")
     assert "(FedReg)" in out
     listed = json.loads(run("--json")[1])
-    assert [table["name"] for table in listed] == TABLES
+    assert [table["name"] for table in listed] == spec.names()
 
 
 @pytest.mark.parametrize("name", MAIN_TABLES)

@@ -167,3 +167,23 @@ def test_rounds_after_the_given_ones_are_drawn() -> None:
     assert cohorts.sampled(3) == [2, 4, 5]
     assert len(set(cohorts.sampled(4))) == 3
     assert cohorts.fingerprint == CohortSequence.of(fk.Settings(rounds=2, cohorts=((1, 0), (3,))), 4).fingerprint
+
+
+NUMBERS = st.none() | st.booleans() | st.integers(-3, 9) | st.floats(allow_nan=False) | st.text(max_size=3)
+ANYTHING = st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.dictionaries(st.sampled_from(["examples", "clients", "cohorts", "other"]), ANYTHING, max_size=4))
+def test_whatever_a_file_contains_it_is_read_or_raises(tmp_path_factory, content) -> None:
+    path = write(tmp_path_factory.mktemp("any"), content)
+    for read in (lambda: read_clients(path, 5), lambda: read_cohorts(path)):
+        try:
+            found = read()
+        except FedkeepError as error:
+            assert "\n" not in str(error)  # noqa: PT017 (either outcome is right)
+            continue
+        if isinstance(found, Partition):
+            assert [own.tolist() for own in found] == content["clients"]
+        else:
+            assert [list(cohort) for cohort in found] == [sorted(cohort) for cohort in content["cohorts"]]
