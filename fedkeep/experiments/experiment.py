@@ -19,6 +19,7 @@ participation = 4
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable
 from dataclasses import asdict, fields
@@ -194,6 +195,12 @@ def read(path: Path) -> dict[str, Any]:
     return tables
 
 
+@functools.cache
+def _settings_adapter() -> TypeAdapter[Settings]:
+    """Return the validator of settings; building one takes ten milliseconds."""
+    return TypeAdapter(Settings)
+
+
 def _settings(table: dict[str, Any]) -> Settings:
     _require_known("train", {key: value for key, value in table.items() if key != "seed"}, TRAIN)
     if isinstance(table.get("augment"), dict):
@@ -202,7 +209,7 @@ def _settings(table: dict[str, Any]) -> Settings:
         if isinstance(value, bool) and key not in ("deterministic", "tf32", "drop_last"):
             raise ConfigError(f"train.{key} cannot be {str(value).lower()}", key=f"train.{key}", value=value)
     try:
-        return TypeAdapter(Settings).validate_python(table)
+        return _settings_adapter().validate_python(table)
     except ValidationError as error:
         first = first_error("" if error.errors()[0]["loc"] == ("seed",) else "train.", error)
         if first.key in TRAIN:

@@ -314,7 +314,8 @@ def test_a_table_can_extend_another(tmp_path: Path) -> None:
 def test_a_table_without_rows_has_those_of_the_table_that_it_extends(tmp_path: Path) -> None:
     start, rest = EXTENDING.split("[rows]")
     table = extending(tmp_path, start + "[quick]" + rest.split("[quick]")[1])
-    assert table.rows == small(tmp_path).rows
+    rows = {name: row.model_copy(update={"extends": None}) for name, row in table.rows.items()}
+    assert rows == small(tmp_path).rows
 
 
 def test_changes_of_rows_that_an_extending_table_does_not_have_are_left_out(tmp_path: Path) -> None:
@@ -589,6 +590,28 @@ def test_finished_cells_are_not_run_again_and_the_others_are(tmp_path: Path, mon
     for file in (tmp_path / "runs/small/table-0/two/fedavg-seed-0").glob("checkpoint-*.safetensors"):
         file.unlink()
     assert not to_run(job), "a finished run needs no checkpoint"
+
+
+def test_runs_of_the_extended_table_are_used_where_the_experiment_is_the_same(tmp_path: Path) -> None:
+    same = EXTENDING.replace("epochs = 2", "epochs = 1").replace("participation = 6", "participation = 3")
+    table, runs = extending(tmp_path, same), tmp_path / "runs"
+    assert table.extended is not None
+    other = Job(table.extended, ["two"], ["fedavg", "fedntd"], 2, runs)
+    other.run(*other.load_existing(), 1, Silent())
+    job = Job(table, ["more"], ["fedavg", "fedntd"], 1, runs).with_all_seeds()
+    results, todo = job.load_existing()
+    assert sorted(results.cells["more", "fedavg"].histories) == [0, 1], "FedAvg's experiment is that of the other table"
+    assert [cell.label for cell in todo] == ["more/fedntd-seed-0", "more/fedntd-seed-1"], "FedNTD has another tau"
+    assert job.keep(tmp_path / "kept") == [], "the other table keeps its own runs"
+    (kept_file,) = other.keep(tmp_path / "kept")
+    from_file = Job(table, ["more"], ["fedavg"], 2, tmp_path / "kept")
+    assert kept_file == tmp_path / "kept" / "small" / "table.jsonl.gz"
+    assert not to_run(from_file)
+    assert len(to_run(Job(extending(tmp_path), ["more"], ["fedavg"], 2, runs))) == 2, "with more epochs it is another"
+    assert len(to_run(Job(table, ["more"], ["fedavg"], 2, runs, overrides=["lr=0.3"]))) == 2
+    other = Job(table.extended, ["two"], ["fedavg"], 1, runs, overrides=["lr=0.3"])
+    other.run(*other.load_existing(), 1, Silent())
+    assert to_run(Job(table, ["more"], ["fedavg"], 2, runs, overrides=["lr=0.3"])) == ["more/fedavg-seed-1"]
 
 
 def test_the_baseline_is_loaded_even_if_not_selected(tmp_path: Path) -> None:
