@@ -11,17 +11,18 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedkeep.cli.paper_tables import format_gap, format_ours, format_paper
-from fedkeep.reproduce.ledger import AGREES, DISAGREES, NOT_RUN, REPEATED, VERDICTS, Entry, totals
+from fedkeep.reproduce.against_paper import json_number
+from fedkeep.reproduce.ledger import AGREES, BASELINE, DISAGREES, NOT_RUN, REPEATED, VERDICTS, Entry, totals
 from fedkeep.reproduce.spec import Table
 
 _STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
 _HEADINGS = ["column", "method", "measure", "paper", "here", "seeds", "vs baseline, paper", "here", "verdict"]
 
 
-def print_ledger(console: Console, found: Sequence[Entry]) -> None:
+def print_ledger(console: Console, ledger: Sequence[Entry]) -> None:
     """Print the totals and every column with runs."""
-    console.print(_grid(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(found)]))
-    for table, entries in _by_table(found):
+    console.print(_grid(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(ledger)]))
+    for table, entries in _by_table(ledger):
         console.print(Text(f"\n{table.name}", style="bold") + Text(f"  {table.title}", style="not bold"))
         rows = [[Text(cell, style=_STYLES.get(entry.verdict, "")) for cell in _cells(entry)] for entry in _run(entries)]
         if rows:
@@ -30,10 +31,10 @@ def print_ledger(console: Console, found: Sequence[Entry]) -> None:
             console.print(f"  {text}", style="dim", highlight=False, markup=False)
 
 
-def format_markdown(found: Sequence[Entry]) -> str:
+def format_markdown(ledger: Sequence[Entry]) -> str:
     """Format the ledger as Markdown."""
-    out = _markdown_table(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(found)])
-    for table, entries in _by_table(found):
+    out = _markdown_table(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(ledger)])
+    for table, entries in _by_table(ledger):
         out += ["", f"## {table.name}: {table.title}", "", f"{table.paper}.", ""]
         if rows := [_cells(entry) for entry in _run(entries)]:
             out += [*_markdown_table(_HEADINGS, rows), ""]
@@ -41,27 +42,32 @@ def format_markdown(found: Sequence[Entry]) -> str:
     return "\n".join(out).rstrip()
 
 
-def as_data(found: Sequence[Entry]) -> dict[str, Any]:
+def as_data(ledger: Sequence[Entry]) -> dict[str, Any]:
     """Return the ledger as JSON data."""
     figures = [
         {"table": e.table.name, "column": e.column, "row": e.row.name, "measure": e.measure, "seeds": e.seeds}
-        | {"values": {str(seed): value for seed, value in e.comparison.values.items()}}
+        | {"values": {str(seed): json_number(value) for seed, value in e.comparison.values.items()}}
         | {"diverged": sorted(e.comparison.diverged)}
         | {"paper": e.comparison.paper.model_dump() if e.comparison.paper else None}
-        | {"gap": e.ours_gap, "paper_gap": e.paper_gap, "verdict": e.verdict, "reason": e.reason}
-        for e in found
+        | {"gap": _json_gap(e.ours_gap), "paper_gap": _json_gap(e.paper_gap)}
+        | {"verdict": e.verdict, "reason": e.reason}
+        for e in ledger
     ]  # fmt: skip
-    return {"totals": {paper: dict(counts) for paper, counts in totals(found).items()}, "figures": figures}
+    return {"totals": {paper: dict(counts) for paper, counts in totals(ledger).items()}, "figures": figures}
 
 
-def _totals(found: Sequence[Entry]) -> list[tuple[str, list[str]]]:
-    counted = totals(found)
+def _json_gap(value: float | None) -> float | str | None:
+    return json_number(value, "far better", "far worse")
+
+
+def _totals(ledger: Sequence[Entry]) -> list[tuple[str, list[str]]]:
+    counted = totals(ledger)
     lines = [(paper, [str(counts[verdict]) for verdict in VERDICTS]) for paper, counts in counted.items()]
     return [*lines, ("all", [str(sum(counts[verdict] for counts in counted.values())) for verdict in VERDICTS])]
 
 
-def _by_table(found: Sequence[Entry]) -> Iterator[tuple[Table, list[Entry]]]:
-    for _, entries in itertools.groupby(found, key=lambda entry: entry.table.name):
+def _by_table(ledger: Sequence[Entry]) -> Iterator[tuple[Table, list[Entry]]]:
+    for _, entries in itertools.groupby(ledger, key=lambda entry: entry.table.name):
         listed = list(entries)
         yield listed[0].table, listed
 
@@ -77,8 +83,8 @@ def _not_run(entries: Sequence[Entry]) -> list[str]:
         if entry.verdict in (NOT_RUN, REPEATED):
             labels.setdefault((entry.column, entry.verdict, entry.reason), []).append(entry.row.label)
     out = []
-    for (column, verdict, reason), found in labels.items():
-        methods = list(dict.fromkeys(found))
+    for (column, verdict, reason), missing in labels.items():
+        methods = list(dict.fromkeys(missing))
         rows = {entry.row.label for entry in entries if entry.column == column}
         who = "all methods" if len(methods) == len(rows) else ", ".join(methods)
         out.append(f"{column}, {verdict}: {who}" + (f" ({reason})" if reason else ""))
@@ -88,9 +94,7 @@ def _not_run(entries: Sequence[Entry]) -> list[str]:
 def _cells(entry: Entry) -> list[str]:
     comparison = entry.comparison
     digits = comparison.measure.digits
-    gaps = (
-        ["", ""] if entry.verdict == "baseline" else [format_gap(g, digits) for g in (entry.paper_gap, entry.ours_gap)]
-    )
+    gaps = ["", ""] if entry.verdict == BASELINE else [format_gap(g, digits) for g in (entry.paper_gap, entry.ours_gap)]
     verdict = entry.verdict + (f": {entry.reason}" if entry.reason else "")
     head = comparison.measure.head
     return [

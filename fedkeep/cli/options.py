@@ -33,7 +33,7 @@ JobsOption = Annotated[
         "--jobs",
         metavar="N|auto",
         parser=parse_jobs,
-        help="Number of runs at a time, each in its own process. auto: 1; 4 on a GPU shared by NVIDIA MPS.",
+        help="Number of runs at a time, each in its own process. auto: 1; 3 on a GPU, 6 with NVIDIA MPS.",
     ),
 ]
 

@@ -48,7 +48,7 @@ def partition(
     shows_cohorts = save is not None or experiment.train.cohorts is not None
     cohorts = CohortSequence.of(experiment.train, len(clients)).all() if shows_cohorts else None
     if save is not None:
-        save_federation(save, clients, cohorts, len(data.y_train))
+        save_federation(save, clients, cohorts, data.y_train)
     if output is not None:
         _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}")
     if as_json:

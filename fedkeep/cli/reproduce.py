@@ -63,6 +63,10 @@ def reproduce(
         raise FedkeepError("--json and --markdown exclude each other", key="--json", valid=("--json", "--markdown"))
     name, overrides = _table_and_overrides(args)
     if ledger:
+        unused = {"--column": column, "--methods": methods, "--seeds": seeds, "--quick": quick, "--show": show}
+        for option, value in {**unused, "--keep": keep, "an override": overrides}.items():
+            if value:
+                raise FedkeepError(f"{option} cannot be used with --ledger", key="--ledger", value=str(value))
         _print_ledger([spec.load(name)] if name else list(spec.all_tables()), runs, as_json, markdown)
         return
     if name is None:

@@ -80,9 +80,9 @@ def _chunks(total: int, most: int) -> Iterator[int]:
 def _reach(smallest: list[int]) -> int:
     """Return the most that the smallest client could have after 100 times as many draws, estimated generously.
 
-    By how much the best of all draws exceeds the best of a tenth of them, and that the best of a hundredth, is what ten
-    times as many draws add. Hundred times as many add it twice. The larger of both, and at least 2, is doubled, because
-    it is random.
+    The best of all draws exceeds the best of a tenth of them, and that the best of a hundredth. The larger of these two
+    differences, at least 2, is what ten times as many draws add. A hundred times as many add it twice. The result is
+    doubled, because it is random.
     """
     ordered = sorted(smallest, reverse=True)
     best, of_tenth, of_hundredth = ordered[0], ordered[len(ordered) // 100], ordered[len(ordered) // 10]

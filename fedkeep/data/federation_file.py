@@ -2,6 +2,7 @@
 
     {
       "examples": 8,                     optional: how many training examples the split was made for
+      "labels": "0fa3c2d1",              optional: a checksum of their labels, in order
       "clients": [[0, 5, 7], [1, 2]],    the training examples of client 0, of client 1, ...
       "cohorts": [[0, 1], [1], [0]]      the clients of round 1, of round 2, ...
     }
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,22 @@ from fedkeep.errors import FedkeepError, PartitionError
 
 Cohorts = tuple[tuple[int, ...], ...]
 
-KEYS = ("examples", "clients", "cohorts")
+KEYS = ("examples", "labels", "clients", "cohorts")
 _SEAL = ("run", "check")  # of the copy in a run folder
 _MOST_ID = 2**31 - 1
 
 
+def checksum_of_labels(y: Any) -> str:
+    """Return a checksum of labels: the same only for the same labels in the same order.
+
+    >>> checksum_of_labels([0, 1]) == checksum_of_labels([1, 0])
+    False
+    """
+    return f"{zlib.crc32(np.asarray(y, dtype='<i8').tobytes()):08x}"
+
+
 def format_federation(
-    clients: Partition | None = None, cohorts: Sequence[Iterable[int]] | None = None, examples: int | None = None
+    clients: Partition | None = None, cohorts: Sequence[Iterable[int]] | None = None, y: Any = None
 ) -> str:
     """Return the text of a federation file, one client or round per line.
 
@@ -51,22 +62,30 @@ def format_federation(
         parts.append(("clients", (own.tolist() for own in clients)))
     if cohorts is not None:
         parts.append(("cohorts", (list(cohort) for cohort in cohorts)))
-    tables = [] if examples is None else [f'"examples": {examples}']
+    tables = [] if y is None else [f'"examples": {len(y)}', f'"labels": "{checksum_of_labels(y)}"']
     tables += [f'"{key}": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]" for key, rows in parts]
     return "{\n" + ",\n".join(tables) + "\n}\n"
 
 
-def read_clients(path: str | os.PathLike[str], n_examples: int, overlap: bool = False) -> Partition:
-    """Return the split in a federation file, checked against the number of training examples.
+def read_clients(path: str | os.PathLike[str], y: Any, overlap: bool = False) -> Partition:
+    """Return the split in a federation file, checked against the labels of the training data.
 
     An example may be there once, unless `overlap` allows that several clients hold it, or one client several times.
     """
     clients, value = _clients_and_file(path)
+    n_examples = len(y)
     if (examples := value.get("examples", n_examples)) != n_examples:
         raise PartitionError(
             f"{path} divides {format_value(examples)} training examples, but the data has {n_examples}",
             key="file",
             value=examples,
+        )
+    if value.get("labels", checksum := checksum_of_labels(y)) != checksum:
+        raise PartitionError(
+            f"{path} was made for other training data: the labels differ. With a public set, data.seed decides which "
+            "examples remain for training: set it to that of the split",
+            key="file",
+            value=str(path),
         )
     indices = clients.indices
     if indices.max() >= n_examples:
@@ -179,10 +198,14 @@ def _parse(path: Path, key: str, error: type[FedkeepError]) -> Any:
 
 
 def _whole_numbers(where: str, row: Any, key: str, error: type[FedkeepError]) -> np.ndarray:
-    """Return a list of whole numbers from 0 on as an array."""
+    """Return a list of whole numbers from 0 to _MOST_ID as an array."""
     if not isinstance(row, list):
         raise error(f"{where} must be a list of whole numbers, not {format_value(row)}", key=key, value=row)
     for value in row:
         if type(value) is not int or not 0 <= value <= _MOST_ID:
-            raise error(f"{where} has {format_value(value)}, which is not a number from 0 on", key=key, value=value)
+            raise error(
+                f"{where} has {format_value(value)}, which is not a whole number from 0 to {_MOST_ID}",
+                key=key,
+                value=value,
+            )
     return np.array(row, dtype=np.int64)

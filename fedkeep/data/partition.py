@@ -182,7 +182,7 @@ def from_file(y: Any, file: str | os.PathLike[str], overlap: bool = False) -> Pa
     """
     if not isinstance(file, str | os.PathLike):
         raise PartitionError(f"file must be a path, not {format_value(file)}", key="file", value=file)
-    return read_clients(file, len(_to_labels(y, 1)), require_bool("overlap", overlap, PartitionError))
+    return read_clients(file, _to_labels(y, 1), require_bool("overlap", overlap, PartitionError))
 
 
 def summarize_label_counts(counts: np.ndarray) -> str:

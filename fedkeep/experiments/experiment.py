@@ -217,6 +217,12 @@ def _settings(table: dict[str, Any]) -> Settings:
         raise first from None
 
 
+@functools.cache
+def _settings_adapter() -> TypeAdapter[Settings]:
+    """Return the validator of settings. To build it takes 10 ms, and a table has hundreds of experiments."""
+    return TypeAdapter(Settings)
+
+
 def _require_name(section: str, table: dict[str, Any]) -> str:
     """Return the name in a section, such as method.name or split.kind; raise if there is none."""
     key = f"{section}.{NAME_KEY[section]}"

@@ -193,14 +193,14 @@ def as_data(column: ColumnComparison) -> dict[str, Any]:
             to_baseline = column.gaps(name).get(row.name, Gap(None, None))
             without_figure = comparison.diverged and not comparison.measure.counts_rounds
             measures[name] = {
-                "values": {str(seed): _json_number(value) for seed, value in comparison.values.items()},
-                "ours": None if without_figure else _json_number(comparison.ours),
+                "values": {str(seed): json_number(value) for seed, value in comparison.values.items()},
+                "ours": None if without_figure else json_number(comparison.ours),
                 "spread": statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None,
-                "paper": "failed" if comparison.paper and comparison.paper.failed else _json_number(comparison.theirs),
+                "paper": "failed" if comparison.paper and comparison.paper.failed else json_number(comparison.theirs),
                 "paper_spread": comparison.paper.spread if comparison.paper else None,
                 "difference": comparison.difference,
-                "better_by": _json_number(to_baseline.ours, "far better", "far worse"),
-                "paper_better_by": _json_number(to_baseline.theirs, "far better", "far worse"),
+                "better_by": json_number(to_baseline.ours, "far better", "far worse"),
+                "paper_better_by": json_number(to_baseline.theirs, "far better", "far worse"),
                 "same_sign": to_baseline.agree,
             }
         status = {"note": row.note, "diverged": row.cells.diverged, "failed": row.cells.failed}
@@ -272,7 +272,7 @@ def format_signed(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
-def _json_number(value: float | None, high: str = "never", low: str = "never") -> float | str | None:
+def json_number(value: float | None, high: str = "never", low: str = "never") -> float | str | None:
     """Return a value for JSON: an infinity, which JSON lacks, becomes `high` or `low`."""
     if value is None or math.isfinite(value):
         return value

@@ -94,7 +94,10 @@ class Job:
         """Write the finished and diverged runs of the selected rows into files of kept runs; return the files."""
         files: dict[Path, dict[str, History]] = {}
         for cell in self.cells(self.rows):
-            history = self._own(cell)
+            try:
+                history = self._own(cell)
+            except FedkeepError:  # a damaged run or a different experiment: `load_existing` reports it
+                continue
             if history is not None and (history.finished or history.diverged):
                 files.setdefault(self.kept_file(cell.row, runs), {})[cell.label] = history
         for path, histories in files.items():

@@ -35,7 +35,7 @@ class _Kept(BaseModel):
 
     run: str = Field(min_length=1, max_length=200)
     experiment: dict[str, Any]
-    total: list[int] = Field(min_length=1)  # test examples of each class
+    total: list[int]  # test examples of each class; empty if the run diverged before its first evaluated round
     rounds: list[int]
     hits: list[list[int]]  # by round and class
     bytes_down: list[int]
@@ -48,7 +48,7 @@ class _Kept(BaseModel):
     @model_validator(mode="after")
     def _require_one_value_per_round(self) -> _Kept:
         lengths = {len(one) for one in (self.rounds, self.hits, *(getattr(self, key) for key in _PER_ROUND))}
-        counts = [row for row in self.hits if len(row) != len(self.total) or min(row) < 0]
+        counts = [row for row in self.hits if len(row) != len(self.total) or not row or min(row) < 0]
         if lengths != {len(self.rounds)} or counts or self.rounds != sorted(set(self.rounds)):
             raise ValueError("there must be one value per round, and one count per class")
         if any(hit > total for row in self.hits for hit, total in zip(row, self.total, strict=True)):
@@ -85,6 +85,7 @@ def write(path: Path, runs: Mapping[str, History]) -> None:
     text = "".join(lines[name].model_dump_json(exclude_none=True) + "\n" for name in sorted(lines))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, gzip.compress(text.encode(), mtime=0))
+    _read.cache_clear()  # two writes can have the same time
 
 
 def _to_history(path: Path, kept: _Kept) -> History:

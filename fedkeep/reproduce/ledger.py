@@ -34,7 +34,7 @@ class Entry:
     ours_gap: float | None
     paper_gap: float | None
     verdict: str
-    reason: str = ""  # why it was not run, what explains a disagreement, or where it is printed first
+    reason: str = ""  # why there is no value or no gap, what explains a disagreement, or where it is printed first
 
     @property
     def comparison(self) -> MeasureComparison:
@@ -70,10 +70,10 @@ def entries(tables: Iterable[Table], runs: Path) -> list[Entry]:
     ]
 
 
-def totals(found: Sequence[Entry]) -> dict[str, Counter[str]]:
+def totals(ledger: Sequence[Entry]) -> dict[str, Counter[str]]:
     """Return how many figures have each verdict, by paper (the folder of its tables)."""
     out: dict[str, Counter[str]] = {}
-    for entry in found:
+    for entry in ledger:
         out.setdefault(entry.table.name.partition("/")[0], Counter())[entry.verdict] += 1
     return out
 
@@ -92,12 +92,12 @@ def _column_entries(table: Table, column: ColumnComparison) -> list[Entry]:
 
 
 def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: str) -> tuple[str, str]:
-    """Return the verdict on one figure, and the reason: see `Entry`."""
+    """Return the verdict on one figure, and the reason of the entry."""
     one, baseline = row.measures[measure], column.baseline.measures[measure]
     if (first := _printed_first(table, column.column, row.name, measure)) is not None:
         return REPEATED, first
     if not one.values_with_diverged:
-        return NOT_RUN, table.rows[row.name].absent or ""
+        return NOT_RUN, table.rows[row.name].absent or _why_missing(row)
     if row.name == column.baseline.name:
         return BASELINE, ""
     theirs = gap(one, baseline).theirs
@@ -105,7 +105,7 @@ def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: st
         return NOISE_THERE, ""
     signs = [one.measure.improvement(*pair) for pair in _pairs(one, baseline)]
     if len(signs) < 2:
-        return FEW_SEEDS, ""
+        return FEW_SEEDS, "" if signs else "the baseline has no run with the same seed"
     if not (all(sign > 0 for sign in signs) or all(sign < 0 for sign in signs)):
         return NOISE_HERE, ""
     if signs[0] * theirs > 0:
@@ -125,6 +125,13 @@ def _printed_first(table: Table, column: str, row: str, measure: str) -> str | N
     runnable = [(one, of) for one, of in ((row, of_row), (table.baseline, baseline[2])) if not table.rows[one].absent]
     same = all(table.experiment(column, one, 0) == other.experiment(of_column, of, 0) for one, of in runnable)
     return f"{other.name}, {of_column}" if same else None
+
+
+def _why_missing(row: MethodRow) -> str:
+    """Return why a row that can be run has no value: what is wrong with its runs, or nothing if there are none."""
+    if row.cells.failed:
+        return next(iter(row.cells.failed.values()))
+    return "the runs that exist do not contain it" if row.cells.histories else ""
 
 
 def _spread(one: MeasureComparison, other: MeasureComparison) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeep._util.validate import require_whole
 from fedkeep.data.client_indices import Partition
 from fedkeep.data.federation_file import check_cohorts, format_federation
 from fedkeep.errors import FedkeepError
@@ -19,19 +18,17 @@ def save_federation(
     path: str | Path,
     clients: Partition | Iterable[Any] | None = None,
     cohorts: Sequence[Iterable[int]] | None = None,
-    examples: int | None = None,
+    y: Any = None,
 ) -> None:
     """Write a split, a sequence of cohorts, or both as a federation file.
 
-    `examples` is the number of training examples that the split divides; with other data, reading it is an error.
+    `y` are the labels of the training data that the split divides; with them, reading it for other data is an error.
     `fk.data.partition.from_file` and `[split] file` read the split, the setting `cohorts` reads the cohorts.
     """
     if clients is None and cohorts is None:
         raise FedkeepError("there is nothing to save: pass clients, cohorts, or both", key="clients")
-    if examples is not None:
-        require_whole("examples", examples, low=1)
-    split = None if clients is None else Partition.of(clients, examples or 2**31)
-    text = format_federation(split, None if cohorts is None else check_cohorts(cohorts), examples)
+    split = None if clients is None else Partition.of(clients, 2**31 if y is None else len(y))
+    text = format_federation(split, None if cohorts is None else check_cohorts(cohorts), y)
     write_atomic(Path(path), text.encode())
 
 

@@ -177,7 +177,7 @@ class History:
 
     def __repr__(self) -> str:
         reached = self.records[-1]["round"] if self.records else 0
-        evaluated = any("confusion" in r for r in self.records if r["round"])
+        evaluated = any("confusion" in r or "hits" in r for r in self.records if r["round"])
         accuracy = f", accuracy {self.accuracy[-1]:.3f}" if evaluated else ""
         return f"<History of {self.method}: {reached} rounds{accuracy}>"
 

@@ -73,7 +73,7 @@ def test_batch_norm_and_a_split_from_a_file_equal_the_simulation(three: Problem,
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(16, 8), norm, torch.nn.ReLU(), torch.nn.Linear(8, 4)
     )
-    fk.save_federation(tmp_path / "split.json", three.clients, examples=len(three.data.y_train))
+    fk.save_federation(tmp_path / "split.json", three.clients, y=three.data.y_train)
     clients = list(fk.data.partition.from_file(three.data.y_train, tmp_path / "split.json"))
     problem = dataclasses.replace(three, model=model, clients=clients)
     alone = problem.run(fk.methods.FedNTD())

@@ -48,7 +48,7 @@ def experiment(file: Path | None = None, **changes: Any) -> Experiment:
 def save(path: Path, history: fk.History, shift: int = 0) -> Path:
     data, clients = load_data_and_clients(experiment())
     cohorts = [sorted((k + shift) % 6 for k in cohort) for cohort in history.cohorts]
-    fk.save_federation(path, clients, cohorts, len(data.y_train))
+    fk.save_federation(path, clients, cohorts, data.y_train)
     return path
 
 

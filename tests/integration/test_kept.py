@@ -138,6 +138,23 @@ def test_a_diverged_run_is_kept_and_an_unfinished_one_is_not(tmp_path: Path, tab
     assert not todo
 
 
+def test_a_run_that_diverged_before_its_first_evaluated_round_is_kept(tmp_path: Path, table: spec.Table) -> None:
+    run = finished(table, "fedavg", 0, 0.5)
+    run.ended, run.records, run.diverged = None, [{"round": 0, "confusion": [[1, 0], [0, 1]]}], "the loss is NaN"
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", {"two/fedavg-seed-0": run})
+    results, todo = Job(table, ["two"], ["fedavg"], 1, tmp_path).load_existing()
+    assert results.cells["two", "fedavg"].diverged == {0: "the loss is NaN"}
+    assert not todo
+
+
+def test_a_run_of_another_experiment_does_not_prevent_keeping_the_others(tmp_path: Path, table: spec.Table) -> None:
+    runs = {f"two/fedavg-seed-{seed}": finished(table, "fedavg", seed, 0.5) for seed in (0, 1)}
+    runs["two/fedavg-seed-0"].about["train"]["lr"] = 0.5
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", runs)
+    (file,) = Job(table, ["two"], ["fedavg"], 2, tmp_path).keep(tmp_path / "again")
+    assert list(kept.read(file)) == ["two/fedavg-seed-1"]
+
+
 def test_kept_runs_of_another_experiment_are_not_used(tmp_path: Path, table: spec.Table) -> None:
     run = finished(table, "fedavg", 0, 0.5)
     run.about["train"]["lr"] = 0.5
@@ -212,6 +229,28 @@ def test_a_disagreement_without_an_explanation_says_so(runs: Path, table: spec.T
     (tmp_path / "table-0.toml").write_text(TABLE.replace('explained.worse = "[the page](page.md)"', ""))
     found = ledger.entries([spec.read(tmp_path / "table-0.toml", "small/table-0")], runs)
     assert [entry.reason for entry in found if entry.verdict == "disagrees"] == ["unexplained"]
+
+
+def test_runs_without_a_value_or_a_gap_say_why(tmp_path: Path, table: spec.Table) -> None:
+    other = finished(table, "worse", 0, 0.5)
+    other.about["train"]["lr"] = 0.5
+    runs = {"two/better-seed-0": finished(table, "better", 0, 0.5), "two/worse-seed-0": other}
+    kept.write(tmp_path / "small" / "table-0.jsonl.gz", runs)
+    found = {entry.row.name: entry for entry in ledger.entries([table], tmp_path) if entry.column == "two"}
+    assert (found["better"].verdict, found["better"].reason) == (
+        "one seed",
+        "the baseline has no run with the same seed",
+    )
+    assert found["worse"].verdict == "not run"
+    assert "train.lr is 0.5 there and 0.05 here" in found["worse"].reason
+    assert (found["equal"].verdict, found["equal"].reason) == ("not run", "")
+
+
+@pytest.mark.parametrize("option", [["--quick"], ["--methods", "fedavg"], ["--keep", "x"], ["lr=0.1"], ["--show"]])
+def test_options_that_a_ledger_would_ignore_are_errors(option: list[str]) -> None:
+    done = CliRunner().invoke(app, ["reproduce", "fedntd/table-1", "--ledger", *option])
+    assert isinstance(done.exception, FedkeepError)
+    assert "cannot be used with --ledger" in str(done.exception)
 
 
 def test_an_explanation_must_name_a_row(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def write(folder: Path, value: Any) -> Path:
 def test_splits_and_cohorts_are_read_back_as_they_were_written(tmp_path_factory, drawn, cohorts) -> None:
     clients, n = drawn
     path = tmp_path_factory.mktemp("written") / "federation.json"
-    fk.save_federation(path, clients, cohorts, examples=n)
+    fk.save_federation(path, clients, cohorts, np.zeros(n))
     again = partition.from_file(np.zeros(n), path)
     assert np.array_equal(again.indices, clients.indices)
     assert np.array_equal(again.offsets, clients.offsets)
@@ -59,7 +59,16 @@ def test_writing_what_was_read_gives_the_same_file(tmp_path_factory, drawn, coho
     path = tmp_path_factory.mktemp("written") / "federation.json"
     text = format_federation(drawn[0], check_cohorts(cohorts))
     path.write_text(text)
-    assert format_federation(read_clients(path, drawn[1]), read_cohorts(path)) == text
+    assert format_federation(read_clients(path, np.zeros(drawn[1])), read_cohorts(path)) == text
+
+
+def test_a_split_of_other_labels_is_refused(tmp_path: Path) -> None:
+    """As many examples, but others: what a public set that another seed has drawn leaves for training."""
+    path = tmp_path / "federation.json"
+    fk.save_federation(path, [[0, 1], [2]], y=np.array([0, 1, 1]))
+    assert len(partition.from_file([0, 1, 1], path)) == 2
+    with raises(PartitionError, key="file", mentions=["federation.json", "data.seed"]):
+        partition.from_file([1, 0, 1], path)
 
 
 def test_either_part_alone_is_enough_and_the_other_is_then_missed(tmp_path: Path) -> None:
@@ -67,15 +76,15 @@ def test_either_part_alone_is_enough_and_the_other_is_then_missed(tmp_path: Path
     fk.save_federation(path, cohorts=np.array([[1, 0], [2, 1]]))
     assert read_cohorts(path) == ((0, 1), (1, 2))
     with raises(PartitionError, key="file", mentions=["federation.json", "clients"]):
-        read_clients(path, 3)
+        read_clients(path, np.zeros(3))
     fk.save_federation(path, clients=[[0, 2], [], [1]])
-    assert read_clients(path, 3).sizes.tolist() == [2, 0, 1]
+    assert read_clients(path, np.zeros(3)).sizes.tolist() == [2, 0, 1]
     with raises(FedkeepError, key="cohorts", mentions=["federation.json", "cohorts"]):
         read_cohorts(path)
     with raises(FedkeepError, key="clients"):
         fk.save_federation(path)
     with raises(PartitionError, key="clients", value=3):
-        fk.save_federation(path, clients=[[0, 3]], examples=3)
+        fk.save_federation(path, clients=[[0, 3]], y=np.zeros(3))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +144,12 @@ def test_invalid_cohorts_name_the_file_and_the_round(tmp_path: Path, value: Any,
 def test_files_that_cannot_be_read_raise(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.json", tmp_path):
         with raises(PartitionError, key="file", mentions=[str(path)]):
-            read_clients(path, 3)
+            read_clients(path, np.zeros(3))
         with raises(FedkeepError, key="cohorts", mentions=[str(path)]):
             read_cohorts(path)
     os.mkfifo(tmp_path / "pipe")
     with raises(PartitionError, key="file"):
-        read_clients(tmp_path / "pipe", 3)
+        read_clients(tmp_path / "pipe", np.zeros(3))
     with raises(PartitionError, key="file", value=3):
         partition.from_file(np.zeros(5), 3)
     with raises(RunError):
@@ -177,7 +186,7 @@ ANYTHING = st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=4), max_
 @given(st.dictionaries(st.sampled_from(["examples", "clients", "cohorts", "other"]), ANYTHING, max_size=4))
 def test_whatever_a_file_contains_it_is_read_or_raises(tmp_path_factory, content) -> None:
     path = write(tmp_path_factory.mktemp("any"), content)
-    for read in (lambda: read_clients(path, 5), lambda: read_cohorts(path)):
+    for read in (lambda: read_clients(path, np.zeros(5)), lambda: read_cohorts(path)):
         try:
             found = read()
         except FedkeepError as error:
