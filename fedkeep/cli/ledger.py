@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedkeep.cli.paper_tables import format_gap, format_ours, format_paper
 from fedkeep.reproduce.against_paper import json_number
-from fedkeep.reproduce.ledger import AGREES, BASELINE, DISAGREES, NOT_RUN, VERDICTS, Entry, totals
+from fedkeep.reproduce.ledger import AGREES, BASELINE, DISAGREES, NOT_RUN, REPEATED, VERDICTS, Entry, totals
 from fedkeep.reproduce.spec import Table
 
 _STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
@@ -73,21 +73,21 @@ def _by_table(ledger: Sequence[Entry]) -> Iterator[tuple[Table, list[Entry]]]:
 
 
 def _run(entries: Sequence[Entry]) -> list[Entry]:
-    return [entry for entry in entries if entry.verdict != NOT_RUN]
+    return [entry for entry in entries if entry.verdict not in (NOT_RUN, REPEATED)]
 
 
 def _not_run(entries: Sequence[Entry]) -> list[str]:
-    """Return one text per column and reason for the figures that were not run."""
-    labels: dict[tuple[str, str], list[str]] = {}
+    """Return one text per column and reason for the figures that were not run, and for those that are repeated."""
+    labels: dict[tuple[str, str, str], list[str]] = {}
     for entry in entries:
-        if entry.verdict == NOT_RUN:
-            labels.setdefault((entry.column, entry.reason), []).append(entry.row.label)
+        if entry.verdict in (NOT_RUN, REPEATED):
+            labels.setdefault((entry.column, entry.verdict, entry.reason), []).append(entry.row.label)
     out = []
-    for (column, reason), missing in labels.items():
+    for (column, verdict, reason), missing in labels.items():
         methods = list(dict.fromkeys(missing))
         rows = {entry.row.label for entry in entries if entry.column == column}
         who = "all methods" if len(methods) == len(rows) else ", ".join(methods)
-        out.append(f"{column}, not run: {who}" + (f" ({reason})" if reason else ""))
+        out.append(f"{column}, {verdict}: {who}" + (f" ({reason})" if reason else ""))
     return out
 
 

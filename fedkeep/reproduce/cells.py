@@ -95,7 +95,7 @@ class Job:
         files: dict[Path, dict[str, History]] = {}
         for cell in self.cells(self.rows):
             try:
-                history = self._existing(cell)
+                history = self._own(cell)
             except FedkeepError:  # a damaged run or a different experiment: `load_existing` reports it
                 continue
             if history is not None and (history.finished or history.diverged):
@@ -109,10 +109,11 @@ class Job:
         return dataclasses.replace(self, seeds=max(self.seeds, self.seeds_on_disk()))
 
     def seeds_on_disk(self) -> int:
-        """Return 1 + the highest seed of the existing runs, 0 if there are none."""
+        """Return 1 + the highest seed of the existing runs, also of the extended table; 0 if there are none."""
         names = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
         names += [name for row in self.rows for name in kept.read(self.kept_file(row)) if f"/{row}-seed-" in name]
-        return 1 + max((int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()), default=-1)
+        own = 1 + max((int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()), default=-1)
+        return own if self.table.extended is None else max(own, self._of_extended(self.table.extended).seeds_on_disk())
 
     def cells(self, rows: Sequence[str]) -> list[Cell]:
         """List the runs, seed by seed in each column, so that an interrupted table has all rows for the first seeds."""
@@ -161,7 +162,22 @@ class Job:
         return history.finished or history.diverged is not None
 
     def _existing(self, cell: Cell) -> History | None:
-        """Return a run from its folder, or from the file of kept runs; None if there is none."""
+        """Return a run of this table, or else the extended table's run of the same experiment, if any."""
+        history, other = self._own(cell), self.table.extended_cell(cell.column, cell.row)
+        if history is not None or other is None:
+            return history
+        table, column, row = other
+        job = self._of_extended(table)
+        experiment = table.experiment(column, row, cell.seed, self.quick, self.overrides_of(cell.row))
+        return job._own(Cell(column, row, cell.seed, experiment)) if experiment == cell.experiment else None
+
+    def _of_extended(self, table: Table) -> Job:
+        """Return the job of the extended table with the rows that the selected rows extend."""
+        rows = [row for name in self.rows if (row := self.table.rows[name].extends) is not None]
+        return dataclasses.replace(self, table=table, columns=[], rows=rows)
+
+    def _own(self, cell: Cell) -> History | None:
+        """Return a run of this table from its folder, or from the file of kept runs; None if there is none."""
         history = existing_run(cell.experiment, self.path(cell))
         if history is None and (history := kept.read(self.kept_file(cell.row)).get(cell.label)) is not None:
             file = self.kept_file(cell.row)

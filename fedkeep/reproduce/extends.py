@@ -2,8 +2,11 @@
 
 setting, quick      the other table's, merged with the changes given here
 rows                without `rows`, all of the other table's; with it, the named ones: `fedavg = {}` is its row FedAvg
+rows.NAME           with `extends = "ROW"`, that row of the other table, merged with the changes given here
 columns.NAME        with `extends = "COLUMN"`, the changes of that column of the other table, merged with those given
                     here; never its figures
+
+What a row or a column extends stays in its `extends`, so that runs of the other table can be used here.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ def extend(table: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     >>> one = {"setting": {"model": "mlp"}, "rows": {"fedavg": {"label": "FedAvg"}, "moon": {"label": "MOON"}}}
     >>> extended = extend({"setting": {"train": {"lr": 0.1}}, "rows": {"moon": {"method": "moon"}}}, one)
     >>> extended["setting"], extended["rows"]
-    ({'model': {'name': 'mlp'}, 'train': {'lr': 0.1}}, {'moon': {'label': 'MOON', 'method': {'name': 'moon'}}})
+    ({'model': {'name': 'mlp'}, 'train': {'lr': 0.1}}, {'moon': {'label': 'MOON', 'extends': 'moon', 'method': ...}})
     """
-    rows = _tables(other, "rows")
-    if "rows" in table:
-        rows = {name: merge(rows.get(name, {}), row) for name, row in _tables(table, "rows").items()}
+    others = _tables(other, "rows")
+    named = _tables(table, "rows") if "rows" in table else {name: {} for name in others}
+    rows = {name: _extend_row(name, row, others) for name, row in named.items()}
     columns = {
         name: _extend_column(f"columns.{name}", column, _tables(other, "columns"), rows)
         for name, column in _tables(table, "columns").items()
@@ -37,6 +40,15 @@ def extend(table: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     changed = {key: merge(merge({}, _table(other, key)), _table(table, key)) for key in ("setting", "quick")}
     changed["quick"] = _without_rows(changed["quick"], _table(other, "quick"), rows)
     return {**table, **changed, "rows": rows, "columns": columns}
+
+
+def _extend_row(name: str, row: dict[str, Any], others: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a row with what it takes from the row that it extends, or from the one of its own name."""
+    if "extends" not in row and name not in others:
+        return row
+    extended = row.get("extends", name)
+    require_choice(f"rows.{name}.extends", extended, list(others), what=f"row in rows.{name}:", error=ConfigError)
+    return merge({**others[extended], "extends": extended}, row)
 
 
 def _extend_column(
@@ -47,8 +59,7 @@ def _extend_column(
         return column
     require_choice(f"{key}.extends", column["extends"], list(others), what=f"column in {key}:", error=ConfigError)
     other = {name: value for name, value in others[column["extends"]].items() if name not in _NOT_EXTENDED}
-    own = {name: value for name, value in column.items() if name != "extends"}
-    return merge(merge({}, _without_rows(other, other, rows)), own)
+    return merge(merge({}, _without_rows(other, other, rows)), column)
 
 
 def _without_rows(changes: dict[str, Any], other: dict[str, Any], rows: Iterable[str]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A gap is decided in the paper if it exceeds twice the larger printed spread of its two figures (where no spread is
 printed, if it is not zero), and here if it has one sign on every seed, of at least two. Two decided gaps agree or
-disagree. Nothing here depends on which data sets this machine has.
+disagree. A figure that a paper prints again for the same experiment and baseline is repeated, and counted once. Nothing
+here depends on which data sets this machine has.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from fedkeep.reproduce.spec import Table
 
 AGREES, DISAGREES = "agrees", "disagrees"
 NOISE_HERE, NOISE_THERE, FEW_SEEDS = "within noise here", "within the paper's noise", "one seed"
-BASELINE, NOT_RUN = "baseline", "not run"
-VERDICTS = (AGREES, DISAGREES, NOISE_HERE, NOISE_THERE, FEW_SEEDS, BASELINE, NOT_RUN)
+BASELINE, NOT_RUN, REPEATED = "baseline", "not run", "repeated"
+VERDICTS = (AGREES, DISAGREES, NOISE_HERE, NOISE_THERE, FEW_SEEDS, BASELINE, NOT_RUN, REPEATED)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Entry:
     ours_gap: float | None
     paper_gap: float | None
     verdict: str
-    reason: str = ""  # why there is no value or no gap, or what explains a disagreement
+    reason: str = ""  # why there is no value or no gap, what explains a disagreement, or where it is printed first
 
     @property
     def comparison(self) -> MeasureComparison:
@@ -93,6 +94,8 @@ def _column_entries(table: Table, column: ColumnComparison) -> list[Entry]:
 def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: str) -> tuple[str, str]:
     """Return the verdict on one figure, and the reason of the entry."""
     one, baseline = row.measures[measure], column.baseline.measures[measure]
+    if (first := _printed_first(table, column.column, row.name, measure)) is not None:
+        return REPEATED, first
     if not one.values_with_diverged:
         return NOT_RUN, table.rows[row.name].absent or _why_missing(row)
     if row.name == column.baseline.name:
@@ -108,6 +111,20 @@ def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: st
     if signs[0] * theirs > 0:
         return AGREES, ""
     return DISAGREES, table.columns[column.column].explained.get(row.name, "unexplained")
+
+
+def _printed_first(table: Table, column: str, row: str, measure: str) -> str | None:
+    """Return the extended table and its column if this figure is printed there, with the same baseline; else None."""
+    extended, baseline = table.extended_cell(column, row), table.extended_cell(column, table.baseline)
+    if extended is None or baseline is None or baseline[2] != baseline[0].baseline:
+        return None
+    other, of_column, of_row = extended
+    first = other.columns[of_column].paper.get(of_row, {}).get(measure)
+    if first is None or first.mean != table.columns[column].paper[row][measure].mean:
+        return None
+    runnable = [(one, of) for one, of in ((row, of_row), (table.baseline, baseline[2])) if not table.rows[one].absent]
+    same = all(table.experiment(column, one, 0) == other.experiment(of_column, of, 0) for one, of in runnable)
+    return f"{other.name}, {of_column}" if same else None
 
 
 def _why_missing(row: MethodRow) -> str:

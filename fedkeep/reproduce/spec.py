@@ -62,6 +62,7 @@ class Row(CellChange):
 
     label: str
     absent: str | None = None
+    extends: str | None = None  # a row of the table that this one extends
 
     @model_validator(mode="after")
     def _method_or_absent(self) -> Row:
@@ -109,6 +110,7 @@ class Column(ColumnChange):
     """One data set and split of a table."""
 
     label: str
+    extends: str | None = None  # a column of the table that this one extends
     paper: dict[str, dict[str, Printed]] = Field(default_factory=dict)
     explained: dict[str, str] = Field(default_factory=dict)  # what explains a row's disagreement with the paper
 
@@ -133,6 +135,7 @@ class Table(_Strict):
     columns: dict[str, Column]
     quick: Quick
     name: str = ""
+    extended: Table | None = Field(default=None, exclude=True, repr=False)  # the table that this one extends
 
     @model_validator(mode="after")
     def _require_known_names(self) -> Table:
@@ -150,6 +153,12 @@ class Table(_Strict):
             need_target = [measure for measure in self.measures if get_measure(measure).needs_target]
             if change.target is None and need_target:
                 raise ConfigError(f"{name}.target is missing; {need_target[0]} needs it", key=f"{name}.target")
+        about: dict[str, Row | Column] = {f"rows.{name}": row for name, row in self.rows.items()}
+        about |= {f"columns.{name}": column for name, column in self.columns.items()}
+        for name, one in about.items():
+            if one.extends is not None and self.extended is None:
+                message = f"{name}.extends = {one.extends!r}, but the table extends no other"
+                raise ConfigError(message, key=f"{name}.extends", value=one.extends)
         for name, column in self.columns.items():
             for row in column.explained:
                 _require_row(f"columns.{name}.explained", row, self.rows)
@@ -184,6 +193,13 @@ class Table(_Strict):
         except FedkeepError as error:
             raise _with_prefix(f"{self.name}, {column}, {row}", error) from error
 
+    def extended_cell(self, column: str, row: str) -> tuple[Table, str, str] | None:
+        """Return the table, column and row that a cell extends; None if there is none."""
+        of_column, of_row = self.columns[column].extends, self.rows[row].extends
+        if self.extended is None or of_column is None or of_row is None:
+            return None
+        return self.extended, of_column, of_row
+
     def select(self, columns: Iterable[str] | None, rows: Iterable[str] | None) -> tuple[list[str], list[str]]:
         """Return the named columns and rows in the table's order, or all for None; raise if a name is unknown."""
         return _select("column", "column", columns, self.columns), _select("methods", "method", rows, self.rows)
@@ -205,11 +221,13 @@ def load(name: str) -> Table:
 
 def read(path: Path, name: str) -> Table:
     """Read a table's specification from a file."""
-    tables = _read_toml(path)
+    tables, extended = _read_toml(path), None
     try:
         if "extends" in tables:
-            tables = extend(tables, _read_extended(path, tables.pop("extends")))
-        return Table(**{**tables, "name": name})
+            other = tables.pop("extends")
+            tables = extend(tables, _read_extended(path, other))
+            extended = read(path.parent / f"{other}.toml", f"{name.rpartition('/')[0]}/{other}")
+        return Table(**{**tables, "name": name, "extended": extended})
     except ValidationError as error:
         raise _with_prefix(str(path), first_error("", error)) from None
     except ConfigError as error:
