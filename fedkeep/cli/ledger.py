@@ -21,7 +21,8 @@ _HEADINGS = ["column", "method", "measure", "paper", "here", "seeds", "vs baseli
 
 def print_ledger(console: Console, ledger: Sequence[Entry]) -> None:
     """Print the totals and every column with runs."""
-    console.print(_grid(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(ledger)]))
+    papers, counts = zip(*_totals(ledger), strict=True)
+    console.print(_grid(["", *papers], [[verdict, *row] for verdict, *row in zip(VERDICTS, *counts, strict=True)]))
     for table, entries in _by_table(ledger):
         console.print(Text(f"\n{table.name}", style="bold") + Text(f"  {table.title}", style="not bold"))
         rows = [[Text(cell, style=_STYLES.get(entry.verdict, "")) for cell in _cells(entry)] for entry in _run(entries)]
