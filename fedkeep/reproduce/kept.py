@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedkeep._util.validate import first_error
@@ -80,10 +81,18 @@ def _read(path: Path, changed: int) -> dict[str, History]:
 
 
 def write(path: Path, runs: Mapping[str, History]) -> None:
-    """Add finished or diverged runs to a file, or replace those of the same name. The order is that of the names."""
+    """Add finished or diverged runs to a file, or replace those of the same name. The order is that of the names.
+
+    Several processes may add to one file: a lock beside it lets one follow the other.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        _write(path, runs)
+
+
+def _write(path: Path, runs: Mapping[str, History]) -> None:
     lines = {name: _from_history(name, history) for name, history in {**read(path), **runs}.items()}
     text = "".join(lines[name].model_dump_json(exclude_none=True) + "\n" for name in sorted(lines))
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, gzip.compress(text.encode(), mtime=0))
     _read.cache_clear()  # two writes can have the same time
 

@@ -41,7 +41,7 @@ def test_the_command_line_prints_the_largest_parts_and_writes_a_trace(tmp_path: 
     done = fedkeep(*args, str(tmp_path / "a"), "--profile")
     assert done.returncode == 0, done.stderr
     shown = done.stdout[done.stdout.index("Profile of 3 rounds") :]
-    for part in ("notes", "local steps", "aggregation", "test of the global model", "writing", "plan", "mul"):
+    for part in ("notes", "local steps", "aggregation", "test of the global model", "writing", "plan"):
         assert f"  {part} " in shown, shown
     table = shown[shown.index("operation (CPU)") : shown.index("Trace:")].strip().splitlines()
     assert len(table) == 1 + 10 + 1  # the head, ten operations, the sum of the others

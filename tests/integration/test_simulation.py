@@ -437,7 +437,7 @@ def test_a_wrong_result_of_aggregate_raises(problem: Problem, returned: object) 
 def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, at_once: int | None
 ) -> None:
-    from fedkeep.engine import round_plan, round_trainer
+    from fedkeep.engine import cohorts, round_trainer
 
     events: list[str] = []
 
@@ -445,7 +445,7 @@ def test_the_next_round_is_planned_before_the_host_waits_for_this_one(
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: events.append(name) or original(*args))
 
-    noted(round_plan, "sample_cohort")
+    noted(cohorts, "sample_cohort")
     noted(round_trainer, "require_finite")
     problem.run(fk.methods.FedAvg(), rounds=3, participation=2, at_once=at_once)
     waits = ["require_finite"] * (2 if at_once else 1)

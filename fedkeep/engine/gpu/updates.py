@@ -18,7 +18,7 @@ LARGE = 8192  # entries from which a weight has a launch of its own; torch updat
 
 def update_(optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
     """Update weights and state in place; products go into the weights directly, if the optimiser is SGD."""
-    if not isinstance(optimizer, SGD | Adam):
+    if not isinstance(optimizer, SGD | Adam) or type(optimizer) not in (SGD, Adam):  # a subclass may do something else
         optimizer.update_(multiply_out(grads), state, params, lr)
         return
     if not isinstance(optimizer, SGD):
