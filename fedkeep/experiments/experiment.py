@@ -195,12 +195,6 @@ def read(path: Path) -> dict[str, Any]:
     return tables
 
 
-@functools.cache
-def _settings_adapter() -> TypeAdapter[Settings]:
-    """Return the validator of settings; building one takes ten milliseconds."""
-    return TypeAdapter(Settings)
-
-
 def _settings(table: dict[str, Any]) -> Settings:
     _require_known("train", {key: value for key, value in table.items() if key != "seed"}, TRAIN)
     if isinstance(table.get("augment"), dict):

@@ -253,6 +253,49 @@ def test_options_that_a_ledger_would_ignore_are_errors(option: list[str]) -> Non
     assert "cannot be used with --ledger" in str(done.exception)
 
 
+def test_a_figure_printed_again_is_counted_once(runs: Path, tmp_path: Path) -> None:
+    """Repeated: the same experiment, baseline and figure. A different figure or baseline has its own verdict."""
+    text = """
+        format = 1
+        extends = "table-0"
+        title = "The same runs"
+        paper = "Nobody, nowhere"
+        measures = ["final"]
+        quick.column = "again"
+        [columns.again]
+        extends = "two"
+        label = "Two shards again"
+        paper.fedavg = { final = 50.0 }
+        paper.better = { final = 60.0 }
+        paper.worse = { final = 61.0 }
+        paper.fednew = { final = 70.0 }
+        [columns.longer]
+        extends = "two"
+        label = "Two shards, longer"
+        train.rounds = 4
+        paper.fedavg = { final = 50.0 }
+    """
+    (tmp_path / "table-2.toml").write_text(text)
+    found = {
+        (entry.column, entry.row.name): entry
+        for entry in ledger.entries([spec.read(tmp_path / "table-2.toml", "small/table-2")], runs)
+    }
+    assert {key: entry.verdict for key, entry in found.items()} == {
+        ("again", "fedavg"): "repeated",
+        ("again", "better"): "repeated",
+        ("again", "worse"): "disagrees",
+        ("again", "fednew"): "repeated",
+        ("longer", "fedavg"): "not run",
+    }
+    assert found["again", "better"].reason == "small/table-0, two"
+    assert found["again", "worse"].seeds == 2, "its runs are those of the other table"
+    head, columns = text.split("[columns.again]")
+    only = columns.split("paper.fedavg")[0] + "paper.better = { final = 60.0 }"
+    (tmp_path / "table-2.toml").write_text(f"{head}[rows]\nbetter = {{}}\n[columns.again]{only}")
+    [entry] = ledger.entries([spec.read(tmp_path / "table-2.toml", "small/table-2")], runs)
+    assert entry.verdict == "baseline", "with another baseline a figure is not the same comparison"
+
+
 def test_an_explanation_must_name_a_row(tmp_path: Path) -> None:
     (tmp_path / "table-0.toml").write_text(TABLE.replace("explained.worse", "explained.worst"))
     with raises(ConfigError, key="columns.two.explained", value="worst", valid=["worse"]):
