@@ -9,7 +9,7 @@ import fedkeep as fk
 
 
 def model() -> torch.nn.Module:
-    """Return the model: any nn.Module from inputs to logits, without BatchNorm."""
+    """Return the model: any nn.Module from inputs to logits, without running averages of BatchNorm."""
     return fk.models.build("mlp", (1, 8, 8), 10)
 
 
