@@ -16,6 +16,28 @@ _TILE = 4096  # numbers of a group that a program has at a time
 
 
 @triton.jit
+def _places(start, d, P: tl.constexpr, D: tl.constexpr, BP: tl.constexpr):
+    """Return the pixels of a tile, and which places of the tile are real."""
+    p = start + tl.arange(0, BP)
+    return p, (p[:, None] < P) & (d[None, :] < D)
+
+
+@triton.jit
+def _values(x, p, c, xp, xc, real):
+    """Load a tile; 0 at places that are not real."""
+    return tl.load(x + p[:, None] * xp + c[None, :] * xc, mask=real, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _cut_gradient(dy, y, p, c, dp, dc, real, C: tl.constexpr, RELU: tl.constexpr):
+    """Load a tile of the output's gradient, 0 where ReLU cut the output."""
+    g = _values(dy, p, c, dp, dc, real)
+    if RELU:
+        g = tl.where(tl.load(y + p[:, None] * C + c[None, :], mask=real, other=0.0) <= 0, 0.0, g)
+    return g
+
+
+@triton.jit
 def _normalise(x, weight, bias, y, mean, rstd, B, eps, xk, xb, xc, xp, P: tl.constexpr, C: tl.constexpr,
                D: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr,
                BD: tl.constexpr):  # fmt: skip
@@ -27,15 +49,13 @@ def _normalise(x, weight, bias, y, mean, rstd, B, eps, xk, xb, xc, xp, P: tl.con
     x += client * xk + image % B * xb
     total = tl.zeros((BP, BD), dtype=tl.float32)
     for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        real = (p[:, None] < P) & (d[None, :] < D)
-        total += tl.load(x + p[:, None] * xp + c[None, :] * xc, mask=real, other=0.0).to(tl.float32)
+        p, real = _places(start, d, P, D, BP)
+        total += _values(x, p, c, xp, xc, real)
     centre = tl.sum(total) / (P * D)
     total = tl.zeros((BP, BD), dtype=tl.float32)
     for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        real = (p[:, None] < P) & (d[None, :] < D)
-        value = tl.load(x + p[:, None] * xp + c[None, :] * xc, mask=real, other=0.0).to(tl.float32) - centre
+        p, real = _places(start, d, P, D, BP)
+        value = _values(x, p, c, xp, xc, real) - centre
         total += tl.where(real, value * value, 0.0)
     scale = 1 / tl.sqrt(tl.sum(total) / (P * D) + eps)
     tl.store(mean + image * (C // D) + group, centre)
@@ -46,9 +66,8 @@ def _normalise(x, weight, bias, y, mean, rstd, B, eps, xk, xb, xc, xp, P: tl.con
         w = tl.load(weight + client * C + c, mask=d < D, other=0.0).to(tl.float32)
         b = tl.load(bias + client * C + c, mask=d < D, other=0.0).to(tl.float32)
     for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        real = (p[:, None] < P) & (d[None, :] < D)
-        value = tl.load(x + p[:, None] * xp + c[None, :] * xc, mask=real, other=0.0).to(tl.float32)
+        p, real = _places(start, d, P, D, BP)
+        value = _values(x, p, c, xp, xc, real)
         value = (value - centre) * scale * w[None, :] + b[None, :]
         if RELU:
             value = tl.where(value <= 0, 0.0, value)
@@ -75,12 +94,9 @@ def _gradient(dy, y, x, weight, mean, rstd, dx, parts, B, dk, db, dc, dp, xk, xb
     sum_g = tl.zeros((BP, BD), dtype=tl.float32)
     sum_gx = tl.zeros((BP, BD), dtype=tl.float32)
     for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        real = (p[:, None] < P) & (d[None, :] < D)
-        g = tl.load(dy + p[:, None] * dp + c[None, :] * dc, mask=real, other=0.0).to(tl.float32)
-        if RELU:
-            g = tl.where(tl.load(y + p[:, None] * C + c[None, :], mask=real, other=0.0) <= 0, 0.0, g)
-        value = tl.load(x + p[:, None] * xp + c[None, :] * xc, mask=real, other=0.0).to(tl.float32)
+        p, real = _places(start, d, P, D, BP)
+        g = _cut_gradient(dy, y, p, c, dp, dc, real, C, RELU)
+        value = _values(x, p, c, xp, xc, real)
         sum_g += g
         sum_gx += g * (value - centre) * scale
     by_channel, by_channel_x = tl.sum(sum_g, 0), tl.sum(sum_gx, 0)
@@ -90,12 +106,9 @@ def _gradient(dy, y, x, weight, mean, rstd, dx, parts, B, dk, db, dc, dp, xk, xb
     first = tl.sum(by_channel * w) / (P * D)
     second = tl.sum(by_channel_x * w) / (P * D)
     for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        real = (p[:, None] < P) & (d[None, :] < D)
-        g = tl.load(dy + p[:, None] * dp + c[None, :] * dc, mask=real, other=0.0).to(tl.float32)
-        if RELU:
-            g = tl.where(tl.load(y + p[:, None] * C + c[None, :], mask=real, other=0.0) <= 0, 0.0, g)
-        value = tl.load(x + p[:, None] * xp + c[None, :] * xc, mask=real, other=0.0).to(tl.float32)
+        p, real = _places(start, d, P, D, BP)
+        g = _cut_gradient(dy, y, p, c, dp, dc, real, C, RELU)
+        value = _values(x, p, c, xp, xc, real)
         out = scale * (g * w[None, :] - first - (value - centre) * scale * second)
         tl.store(dx + (image * P + p[:, None]) * C + c[None, :], out.to(dx.dtype.element_ty), mask=real)
 
