@@ -64,7 +64,7 @@ def reproduce(
     name, overrides = _table_and_overrides(args)
     if ledger:
         unused = {"--column": column, "--methods": methods, "--seeds": seeds, "--quick": quick, "--show": show}
-        for option, value in {**unused, "--keep": keep, "an override": overrides}.items():
+        for option, value in {**unused, "--keep": keep, "--plots": plots, "an override": overrides}.items():
             if value:
                 raise FedkeepError(f"{option} cannot be used with --ledger", key="--ledger", value=str(value))
         _print_ledger([spec.load(name)] if name else list(spec.all_tables()), runs, as_json, markdown)

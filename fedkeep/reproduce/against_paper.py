@@ -129,13 +129,23 @@ def gap(one: MeasureComparison, other: MeasureComparison) -> Gap:
     measure, theirs = one.measure, None
     if one.theirs is not None and other.theirs is not None and not one.theirs == other.theirs == measure.worst:
         theirs = measure.improvement(one.theirs, other.theirs)
-    seeds = sorted(one.values_with_diverged.keys() & other.values_with_diverged.keys())
     ours = None
-    if seeds:
-        first, second = (measure.combine_seeds([c.values_with_diverged[s] for s in seeds]) for c in (one, other))
+    if pairs := paired_values(one, other):
+        first, second = (measure.combine_seeds(values) for values in zip(*pairs, strict=True))
         ours = measure.improvement(first, second)
-    spreads = [c.paper.spread for c in (one, other) if c.paper and c.paper.spread is not None]
-    return Gap(ours, theirs, bool(spreads) and theirs is not None and abs(theirs) <= max(spreads))
+    spread = printed_spread(one, other)
+    return Gap(ours, theirs, spread is not None and theirs is not None and abs(theirs) <= spread)
+
+
+def paired_values(one: MeasureComparison, other: MeasureComparison) -> list[tuple[float, float]]:
+    """Return our values of both on every seed that both have, with the worst value for diverged runs."""
+    first, second = one.values_with_diverged, other.values_with_diverged
+    return [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
+
+
+def printed_spread(one: MeasureComparison, other: MeasureComparison) -> float | None:
+    """Return the larger of the spreads that the paper prints for both; None if it prints none."""
+    return max((c.paper.spread for c in (one, other) if c.paper and c.paper.spread is not None), default=None)
 
 
 def compare_columns(job: Job, results: Results) -> list[ColumnComparison]:

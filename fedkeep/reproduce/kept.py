@@ -23,6 +23,7 @@ from fedkeep.errors import FedkeepError, RunError
 from fedkeep.runs.experiment_file import require_settings
 from fedkeep.runs.files import write_atomic
 from fedkeep.runs.history import History, hits_of
+from fedkeep.runs.reading import settings_of
 
 SUFFIX = ".jsonl.gz"
 _MAX_BYTES = 256 << 20  # of an uncompressed file
@@ -105,10 +106,9 @@ def _to_history(path: Path, kept: _Kept) -> History:
         {"round": number, "hits": kept.hits[t], "total": kept.total, **{key: one[t] for key, one in columns.items()}}
         for t, number in enumerate(kept.rounds)
     ]
-    settings = {**about["train"], "seed": about["seed"]}
     return History(
-        about["method"]["name"], settings, records, about=about, ended=kept.ended, diverged=kept.diverged
-    )  # fmt: skip
+        about["method"]["name"], settings_of(about), records, about=about, ended=kept.ended, diverged=kept.diverged
+    )
 
 
 def _from_history(name: str, history: History) -> _Kept:

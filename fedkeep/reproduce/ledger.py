@@ -13,7 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedkeep.reproduce.against_paper import ColumnComparison, MeasureComparison, MethodRow, compare_columns, gap
+from fedkeep.reproduce.against_paper import (
+    ColumnComparison,
+    MeasureComparison,
+    MethodRow,
+    compare_columns,
+    gap,
+    paired_values,
+    printed_spread,
+)
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.spec import Table
 
@@ -29,6 +37,7 @@ class Entry:
 
     table: Table
     column: str
+    source: str  # the data set of the column
     row: MethodRow
     measure: str
     ours_gap: float | None
@@ -40,11 +49,6 @@ class Entry:
     def comparison(self) -> MeasureComparison:
         """Our values and the paper's figure."""
         return self.row.measures[self.measure]
-
-    @property
-    def source(self) -> str:
-        """The data set of the column."""
-        return str(self.table.experiment(self.column, self.table.baseline, 0).data["source"])
 
     @property
     def seeds(self) -> int:
@@ -80,6 +84,7 @@ def totals(ledger: Sequence[Entry]) -> dict[str, Counter[str]]:
 
 def _column_entries(table: Table, column: ColumnComparison) -> list[Entry]:
     out = []
+    source = table.experiment(column.column, table.baseline, 0).data["source"]
     for row in column.rows:
         for name, comparison in row.measures.items():
             if comparison.paper is None:
@@ -87,7 +92,7 @@ def _column_entries(table: Table, column: ColumnComparison) -> list[Entry]:
             baseline = column.baseline.measures[name]
             of_all = gap(comparison, baseline)
             verdict, reason = _verdict(table, column, row, name)
-            out.append(Entry(table, column.column, row, name, of_all.ours, of_all.theirs, verdict, reason))
+            out.append(Entry(table, column.column, source, row, name, of_all.ours, of_all.theirs, verdict, reason))
     return out
 
 
@@ -101,9 +106,9 @@ def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: st
     if row.name == column.baseline.name:
         return BASELINE, ""
     theirs = gap(one, baseline).theirs
-    if theirs is None or not theirs or abs(theirs) <= 2 * _spread(one, baseline):
+    if theirs is None or not theirs or abs(theirs) <= 2 * (printed_spread(one, baseline) or 0):
         return NOISE_THERE, ""
-    signs = [one.measure.improvement(*pair) for pair in _pairs(one, baseline)]
+    signs = [one.measure.improvement(*pair) for pair in paired_values(one, baseline)]
     if len(signs) < 2:
         return FEW_SEEDS, "" if signs else "the baseline has no run with the same seed"
     if not (all(sign > 0 for sign in signs) or all(sign < 0 for sign in signs)):
@@ -132,14 +137,3 @@ def _why_missing(row: MethodRow) -> str:
     if row.cells.failed:
         return next(iter(row.cells.failed.values()))
     return "the runs that exist do not contain it" if row.cells.histories else ""
-
-
-def _spread(one: MeasureComparison, other: MeasureComparison) -> float:
-    """Return the larger of two printed spreads; 0 if there is none."""
-    return max((c.paper.spread for c in (one, other) if c.paper and c.paper.spread is not None), default=0.0)
-
-
-def _pairs(one: MeasureComparison, other: MeasureComparison) -> list[tuple[float, float]]:
-    """Return both methods' values on every seed that both have."""
-    ours, theirs = one.values_with_diverged, other.values_with_diverged
-    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]

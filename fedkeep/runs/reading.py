@@ -102,7 +102,7 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     about = experiment.about
     require_settings(path, about)
     ended = _read_ended(path, experiment.run)
-    history = History(about["method"]["name"], _settings(about), about=about, folder=path)
+    history = History(about["method"]["name"], settings_of(about), about=about, folder=path)
     header = _read_checkpoint(history, experiment, weights)
     read_label_counts(path, experiment)
     read_instruments(path, experiment)
@@ -125,7 +125,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     return history
 
 
-def _settings(about: dict[str, Any]) -> dict[str, Any]:
+def settings_of(about: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run from its experiment file."""
     settings = {**about["train"], "seed": about["seed"]}
     if ran_with := about.get("made_by", {}).get("engine"):
         settings["engine"] = ran_with  # instead of "auto"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.errors import ANY, raises
+from support.progress import Silent
 from typer.testing import CliRunner
 
 from fedkeep.cli.app import app
@@ -80,14 +81,6 @@ def finished(table: spec.Table, row: str, seed: int, accuracy: float) -> History
         {"round": 3, "hits": [round(200 * accuracy) // 2, -(-round(200 * accuracy) // 2)], **rows[1]},
     ]
     return History(about["method"]["name"], about["train"], records, about=about, ended="finished")
-
-
-class Silent:
-    """Progress that nobody sees."""
-
-    def __call__(self, *args: object) -> None: ...
-
-    start_run = finish_run = fail_run = __call__
 
 
 # Kept runs

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.errors import ANY, raises
+from support.progress import Silent
 from typer.testing import CliRunner
 
 from fedkeep.cli.app import app
@@ -543,22 +544,6 @@ def test_lower_forgetting_is_better() -> None:
 
 def to_run(job: Job) -> list[str]:
     return [cell.label for cell in job.load_existing()[1]]
-
-
-class Silent:
-    """Progress that shows nothing and lists the runs that were started."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-
-    def start_run(self, name: str) -> None:
-        self.started.append(name)
-
-    def finish_run(self, *args: object) -> None: ...
-
-    def fail_run(self, *args: object) -> None: ...
-
-    def __call__(self, *args: object) -> None: ...
 
 
 def test_finished_cells_are_not_run_again_and_the_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

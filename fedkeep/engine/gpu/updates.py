@@ -34,9 +34,10 @@ def update_(optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: fl
         optimizer.update_(multiply_out(gradients), {**state, **trees}, weights, lr)
     elif isinstance(optimizer, Adam):
         state["t"] += 1
-    rate = lr if isinstance(lr, Tensor) else torch.full((), lr, device=tree.leaves(params)[0].device)
-    for one in of_large:
-        _update_large_(optimizer, one, state, rate)
+    if of_large:
+        rate = lr if isinstance(lr, Tensor) else torch.full((), lr, device=of_large[0]["params"].device)
+        for one in of_large:
+            _update_large_(optimizer, one, state, rate)
 
 
 def _is_served(w: Tensor, g: Tensor, *slots: Tensor) -> bool:
