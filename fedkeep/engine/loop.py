@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
-from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage
+from fedkeep.engine.client_hooks import at_stage
+from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
 from fedkeep.tree import Tree
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
+from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection
 from fedkeep.engine.gpu.graphs import Graphs
 from fedkeep.engine.gpu.images import gather
-from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining, at_stage, require_pair, require_selection
+from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
 from fedkeep.engine.mapping import Each, map_clients, one_stream_each
 from fedkeep.engine.replay import Replay
 from fedkeep.engine.stacked_plan import StackedPlan
