@@ -12,7 +12,8 @@ from rich.text import Text
 
 from fedkeep.cli.paper_tables import format_gap, format_ours, format_paper
 from fedkeep.reproduce.against_paper import json_number
-from fedkeep.reproduce.ledger import AGREES, BASELINE, DISAGREES, NOT_RUN, REPEATED, VERDICTS, Entry, totals
+from fedkeep.reproduce.gaps import AGREES, DISAGREES
+from fedkeep.reproduce.ledger import BASELINE, NOT_RUN, REPEATED, VERDICTS, Entry, totals
 from fedkeep.reproduce.spec import Table
 
 _STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
