@@ -126,15 +126,19 @@ def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folde
 
 def _print_ledger(tables: list[Table], runs: Path, as_json: bool, markdown: bool) -> None:
     from fedkeep.cli import ledger as output
-    from fedkeep.reproduce.ledger import entries
+    from fedkeep.reproduce.ledger import read
 
-    found = entries(tables, runs)
+    found, problems = read(tables, runs)
     if as_json:
         print(to_json(output.as_data(found), indent=2))
     elif markdown:
         print(output.format_markdown(found))
     else:
         output.print_ledger(Console(), found)
+    for text in problems:
+        Console(stderr=True).print(f"fedkeep: {text}", highlight=False, markup=False, soft_wrap=True)
+    if problems:
+        raise typer.Exit(1)
 
 
 def _parse_names(values: list[str] | None) -> list[str] | None:

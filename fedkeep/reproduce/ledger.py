@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from fedkeep.errors import RunError
 from fedkeep.reproduce.against_paper import ColumnComparison, MethodRow, compare_columns
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.gaps import AGREES, DISAGREES, FEW_SEEDS, NOISE_HERE, NOISE_THERE, MeasureComparison, gap
@@ -45,22 +47,34 @@ class Entry:
         return len(self.comparison.values_with_diverged)
 
 
-def entries(tables: Iterable[Table], runs: Path) -> list[Entry]:
+class Ledger(NamedTuple):
+    """The entries, and what is wrong with runs that could not be read."""
+
+    entries: list[Entry]
+    problems: list[str]
+
+
+def read(tables: Iterable[Table], runs: Path) -> Ledger:
     """Return an entry for every printed figure of the tables, from the runs in a folder."""
+    if not runs.is_dir():
+        raise RunError(f"there is no folder {runs}: --runs is the folder of the runs", key="--runs", value=str(runs))
     out: list[Entry] = []
+    problems: dict[str, None] = {}
     for table in tables:
         columns, rows = table.select(None, None)
         job = Job(table, columns, rows, 1, runs)
         results, _ = (job := job.with_all_seeds()).load_existing()
+        problems |= dict.fromkeys(text for cells in results.cells.values() for text in cells.failed.values())
         for column in compare_columns(job, results):
             out += _column_entries(table, column)
     sources = {entry.source for entry in out if entry.seeds}
-    return [
+    found = [
         replace(entry, reason=f"no run on {entry.source} yet")
         if entry.verdict == NOT_RUN and not entry.reason and entry.source not in sources
         else entry
         for entry in out
     ]
+    return Ledger(found, list(problems))
 
 
 def totals(ledger: Sequence[Entry]) -> dict[str, Counter[str]]:
