@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 
 import pytest
+from support.cli import FORKS
 from support.problems import Problem, three_clients
 
 
@@ -19,9 +19,7 @@ def three() -> Problem:
 @pytest.fixture(scope="session")
 def forks() -> ForkServerContext:
     """Processes that start quickly, because fedkeep is imported once for all of them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedkeep.experiments.run"])
-    return context
+    return FORKS
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.cli import fedkeep
 from support.errors import ANY, raises
 from support.progress import Silent
 from typer.testing import CliRunner
@@ -811,7 +812,7 @@ def test_a_killed_table_is_resumed_to_the_same_results(tmp_path: Path) -> None:
         return [sys.executable, "-m", "fedkeep", "reproduce", *args, "epochs=1", "--json"]
 
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    whole = subprocess.run(command("whole"), capture_output=True, text=True, check=True, env=env)
+    whole = fedkeep(*command("whole")[3:], env=env)
     started = subprocess.Popen(command("killed"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     folder = tmp_path / "killed" / "fedntd" / "table-1-quick-epochs=1" / "cifar10-s2"
     deadline = time.monotonic() + 120
@@ -824,7 +825,7 @@ def test_a_killed_table_is_resumed_to_the_same_results(tmp_path: Path) -> None:
     code, out = run(*command("killed")[4:-1], "--show")
     assert code == 0
     assert re.search(r"SCAFFOLD: .*\b0\b.*\b\d+ of 40\b", out), "the progress of the unfinished run"
-    again = subprocess.run(command("killed"), capture_output=True, text=True, check=True, env=env)
+    again = fedkeep(*command("killed")[3:], env=env)
     assert (folder / "fedavg-seed-0" / "rounds.jsonl").stat().st_mtime_ns == ended, "a finished run is not repeated"
     figures = [json.loads(done.stdout)["columns"] for done in (whole, again)]
     assert figures[0] == figures[1]
