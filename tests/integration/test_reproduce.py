@@ -652,6 +652,7 @@ def test_a_diverged_run_is_a_result_and_not_repeated(tmp_path: Path) -> None:
     assert not to_run(job)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_divergence_is_reported_with_several_jobs(tmp_path: Path) -> None:
     table = small(tmp_path)
     job = Job(table, ["two"], ["fedavg", "fedntd"], 1, tmp_path, overrides=["lr=1e30"])
