@@ -57,6 +57,25 @@ class Dataset:
         """The shape of one example; () for dicts."""
         return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
 
+    def with_held_out_test(self, share: float) -> Dataset:
+        """Return the data set with a fraction of each class's training examples in place of the test set.
+
+        They are always the same examples, so that hyperparameters can be chosen on them and not on the test set.
+        """
+        require_number("held_out", share, above=0, below=1, error=DataError)
+        y, rng = self.y_train.numpy(), split_rng(0, "test")
+        by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
+        held_out = np.sort(np.concatenate([members[: round(share * len(members))] for members in by_class]))
+        rest = np.setdiff1d(np.arange(len(y)), held_out)
+        if not len(held_out) or not len(rest):
+            raise DataError(
+                f"held_out = {share}: of {len(y)} training examples, {len(held_out)} would be held out",
+                key="held_out",
+                value=share,
+            )
+        test = self._train_on(held_out)
+        return replace(self._train_on(rest), x_test=test.x_train, y_test=test.y_train, test_ids=test.ids)
+
     def drop_small_owners(self, at_least: int) -> Dataset:
         """Return the data set without owners that have fewer than `at_least` examples (50 in Flashback).
 

@@ -629,3 +629,26 @@ def test_small_owners_are_counted_in_and_removed_from_training_and_test() -> Non
     )
     with raises(DataError, "test_ids", 2):
         from_arrays(n[:, None], n % 3, m[:, None], m % 3, test_ids=[1, 2])
+
+
+def test_held_out_training_examples_take_the_place_of_the_test_set() -> None:
+    data = owned()
+    tuning = data.with_held_out_test(0.2)
+    shown = [part[:, 0].tolist() for part in (tuning.x_train, tuning.x_test)]
+    assert sorted(shown[0] + shown[1]) == sorted(data.x_train[:, 0].tolist())
+    for part, rows, ids in ((tuning.y_train, shown[0], tuning.ids), (tuning.y_test, shown[1], tuning.test_ids)):
+        index = [data.x_train[:, 0].tolist().index(row) for row in rows]
+        assert part.tolist() == data.y_train[index].tolist()
+        assert list(ids) == list(data.ids[index])
+    counts = np.bincount(data.y_train)
+    assert np.bincount(tuning.y_test).tolist() == [round(0.2 * n) for n in counts], "a fifth of each class"
+    assert torch.equal(data.with_held_out_test(0.2).x_test, tuning.x_test), "always the same examples"
+    for share in (0, 1, 0.001):
+        with raises(DataError, "held_out", share):
+            data.with_held_out_test(share)
+
+
+def test_load_holds_out_before_it_makes_the_public_set() -> None:
+    data = load("digits", held_out=0.1, public=4)
+    assert torch.equal(data.x_test, load("digits", held_out=0.1).x_test), "whatever the seed of the public set"
+    assert len(data.y_train) + len(data.y_test) + 40 == len(load("digits").y_train)

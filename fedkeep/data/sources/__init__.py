@@ -31,6 +31,7 @@ def load(
     public: float | int | None = None,
     public_ids: int | None = None,
     min_per_id: int | None = None,
+    held_out: float | None = None,
     validation: float = 0.25,
     seed: int = 0,
     n_classes: int | None = None,
@@ -53,6 +54,9 @@ def load(
     owners (writers) whose examples all become public instead. `validation` is the fraction of the public set that is
     held out, and `seed` decides which examples are chosen. `min_per_id` leaves out owners with fewer examples.
 
+    `held_out` is a fraction of each class of the training examples that takes the place of the test set, so that
+    hyperparameters can be chosen without it.
+
     `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
     other options control reading: size, x, y, ids, tokenizer, splits, test, first_label, merge_validation,
     test_writers, max_gb.
@@ -62,31 +66,29 @@ def load(
     (10, 1438, 359)
     """
     name = source if isinstance(source, str | Path) else "source"
+    if public is not None and public_ids is not None:
+        raise DataError("give public or public_ids, not both", key="public_ids", value=public_ids)
     with errors_named(name):
-        return _load(source, root, public, public_ids, min_per_id, validation, seed, n_classes, mean, std, options)
+        data = _load(source, root, n_classes, mean, std, options)
+        data = data if held_out is None else data.with_held_out_test(held_out)
+        data = data if min_per_id is None else data.drop_small_owners(min_per_id)
+        return _with_public(data, public, public_ids, validation, seed)
 
 
 def _load(
     source: Source,
     root: str | Path | None,
-    public: float | int | None,
-    public_ids: int | None,
-    min_per_id: int | None,
-    validation: float,
-    seed: int,
     n_classes: int | None,
     mean: Any,
     std: Any,
     options: dict[str, Any],
 ) -> Dataset:
     parsed = Options.parse(options)
-    if public is not None and public_ids is not None:
-        raise DataError("give public or public_ids, not both", key="public_ids", value=public_ids)
     raw = _number_from_zero(_with_test(_read(source, root, parsed), parsed), parsed, n_classes)
     _require_n_classes(raw, n_classes)
     assert raw.test is not None
     try:
-        data = from_arrays(
+        return from_arrays(
             raw.train.x,
             raw.train.y,
             raw.test.x,
@@ -100,7 +102,11 @@ def _load(
         )
     except DataError as error:
         raise error.converted(DataError, f"{raw.name}: {error}") from error
-    data = data if min_per_id is None else data.drop_small_owners(min_per_id)
+
+
+def _with_public(
+    data: Dataset, public: float | int | None, public_ids: int | None, validation: float, seed: int
+) -> Dataset:
     if public_ids is not None:
         return data.with_public(public_ids, validation, seed, by_id=True)
     return data if public is None else data.with_public(public, validation, seed)
