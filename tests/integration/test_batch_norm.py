@@ -190,6 +190,19 @@ def test_a_method_that_calls_the_model_with_other_examples_raises(engine: str) -
         problem().run(Concatenating(), engine=engine)
 
 
+class Repeating(Net):
+    """Calls its layers with every example twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.cat([x, x]))[: len(x)]
+
+
+def test_a_model_that_changes_the_number_of_examples_raises() -> None:
+    """The model is to blame, not the method: with padding, BatchNorm could not tell which rows are real."""
+    with raises(ModelError, "model", mentions=["nn.GroupNorm"]):
+        problem(Repeating(track_running_stats=False)).run(fk.methods.FedAvg())
+
+
 def test_the_evaluation_batch_is_the_same_for_any_number_of_models_and_ranks() -> None:
     simulation = problem().simulation(fk.methods.FedAvg())
     n = 2 * EVAL_BATCH + 1  # the last batch has one example
@@ -243,7 +256,7 @@ def test_an_output_that_is_not_computed_yet_is_normalised_too(each: Any, call: A
         later = Deferred.of(Pending(lambda relu, pool: x * 2, can_pool=False), x.shape, x.dtype, x.device)
 
         def model() -> Tensor:
-            with batch_statistics():
+            with batch_statistics(len(x)):
                 return F.relu(F.batch_norm(later, None, None, training=True))
 
         with real_examples(mask, padded=True):
