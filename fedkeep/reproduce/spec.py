@@ -27,6 +27,7 @@ from fedkeep.experiments.overrides import merge, override
 from fedkeep.plots.runs import PLOTS
 from fedkeep.reproduce.extends import extend
 from fedkeep.reproduce.measures import get_measure
+from fedkeep.reproduce.recorded import Instruments, is_recorded
 
 TABLES = Path(__file__).parent / "tables"
 AGAINST = "against"  # the plot of the measures over the columns
@@ -130,6 +131,7 @@ class Table(_Strict):
     measures: list[str]
     plots: list[str] = Field(default_factory=list)  # what a figure draws
     notes: list[str] = Field(default_factory=list)
+    instruments: Instruments | None = None  # what is recorded during the runs
     setting: Change
     rows: dict[str, Row]
     columns: dict[str, Column]
@@ -142,6 +144,9 @@ class Table(_Strict):
         """Raise an error for changes or figures of an unknown row, column or measure, or for a missing target."""
         for measure in self.measures:
             get_measure(measure)  # raises if there is none of this name
+            if is_recorded(measure):
+                recorded = self.instruments.what if self.instruments else []
+                require_choice("instruments.what", measure.partition(".")[0], recorded, "study", error=ConfigError)
         for plot in self.plots:
             require_choice("plots", plot, KINDS, what="plot", error=ConfigError)
         require_choice("quick.column", self.quick.column, list(self.columns), what="column", error=ConfigError)
