@@ -16,7 +16,10 @@ def analyse(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a checkpoint.")],
     what: Annotated[
         str,
-        typer.Option(help="Comma-separated: where, divergence, alignment, gradients, losses, tsne, surface; or all."),
+        typer.Option(
+            help="Comma-separated: where, divergence, alignment, gradients, losses, probabilities, tsne, surface; "
+            "or all."
+        ),
     ] = "where,divergence,alignment,gradients,losses",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also plot the results into this folder (extra plots).")

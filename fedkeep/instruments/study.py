@@ -19,6 +19,7 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments import formulas, surface
 from fedkeep.instruments.next_round import NextRound, open_run, train_next_round
+from fedkeep.instruments.probabilities import mean_probabilities
 from fedkeep.tree import Tree
 
 Result = dict[str, Any]
@@ -200,6 +201,7 @@ STUDIES: dict[str, Study] = {
     "alignment": alignment,
     "gradients": gradients,
     "losses": loss_before_and_after,
+    "probabilities": lambda trial, options: mean_probabilities(trial),
     "tsne": tsne,
     "surface": loss_surface,
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedkeep._util.text import list_some
+from fedkeep.instruments.formulas import relation
 from fedkeep.instruments.study import Result
 
 
@@ -74,6 +75,12 @@ def _losses(r: Result) -> str:
     )
 
 
+def _probabilities(r: Result) -> str:
+    share, probability = (np.array(r[key], dtype=float) for key in ("label_counts", "clients"))
+    rho = relation(share / np.maximum(r["largest"], 1), probability)["pearson"]
+    return f"Probabilities: the correlation of a class's label count with its mean probability is {rho:.2f}."
+
+
 def _tsne(r: Result) -> str:
     by_class, by_model = r["silhouette"]["by_class"], r["silhouette"]["by_model"]
     return (
@@ -103,6 +110,7 @@ _FORMATS: dict[str, Callable[[Result], str]] = {
     "alignment": _alignment,
     "gradients": _gradients,
     "losses": _losses,
+    "probabilities": _probabilities,
     "tsne": _tsne,
     "surface": _surface,
 }

@@ -283,6 +283,21 @@ def test_analyse_of_a_simulation_reports_the_missing_class(trained, incomplete) 
     assert same(before, simulation.server)
 
 
+def test_mean_probabilities_are_those_of_the_local_models_on_the_public_set(trained, incomplete) -> None:
+    data, model = trained
+    settings = fk.Settings(rounds=1, **SETTINGS)
+    for given in (data, data.with_public(2, validation=0.0)):
+        clients = incomplete if given is data else fk.data.partition.iid(given.y_train, 3)
+        simulation = fk.Simulation("fedavg", model, given, clients, settings)
+        result = ins.analyse(simulation, "probabilities")["probabilities"]
+        trial = ins.train_next_round(simulation)
+        x = trial.test_examples(len(given.y_test))[0] if given.public is None else simulation.task.public.x
+        z = torch.stack([simulation.task.apply(one, x) for one in trial.models[1:-1]])
+        assert np.allclose(result["clients"], z.softmax(-1).mean(1).detach())
+        assert result["label_counts"] == trial.label_counts.tolist()
+        assert result["largest"] == trial.label_counts.max(0).tolist(), "all clients take part"
+
+
 def test_averaging_permuted_copies_of_a_model_is_aggregation_forgetting(trained) -> None:
     """Eight models with the same function and their hidden neurons in different orders: each knows all classes, their
     average does not, and the preferences of their neurons differ from those of the first."""
