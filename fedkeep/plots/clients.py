@@ -29,15 +29,20 @@ class Visits:
     rounds: np.ndarray  # [T]
     before: np.ndarray  # [T, C]
     local: np.ndarray  # [T, C]
-    label_counts: np.ndarray  # [C] at the first visit
+    counts: np.ndarray  # [T, C] label counts
 
     @classmethod
     def of(cls, run: Run, client: int) -> Visits:
         """Return the visits of a client."""
         found = [(a, int(np.flatnonzero(a.ids == client)[0])) for a in run.anatomies if client in a.ids]
-        first, at = found[0]
         rounds, before = np.array([a.round for a, _ in found]), np.stack([a.before for a, _ in found])
-        return cls(client, rounds, before, np.stack([a.clients[k] for a, k in found]), first.label_counts[at])
+        local, counts = (np.stack([getattr(a, name)[k] for a, k in found]) for name in ("clients", "label_counts"))
+        return cls(client, rounds, before, local, counts)
+
+    @property
+    def label_counts(self) -> np.ndarray:
+        """[C] label counts at the first visit."""
+        return np.asarray(self.counts[0])
 
     @property
     def degree(self) -> np.ndarray:
@@ -131,7 +136,41 @@ def minor_class(groups: Sequence[Group]) -> Any:
     return fig
 
 
-PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {"client": client, "degree": degree, "minor_class": minor_class}
+def reduced(groups: Sequence[Group]) -> Any:
+    """Plot the forgetting degree of a class whose examples are removed during the run, and their number (FedKA, 3).
+
+    One panel for each group whose setting `reductions` names a client and a class; median over seeds.
+    """
+    shown = [(g, found) for g in groups if (found := _of_reduced_class(g))]
+    if not shown:
+        return "the runs must have reductions, and their local models must have been evaluated (eval_local_every=1)"
+    across, down = grid(len(shown))
+    fig = figure(0.9 + 3.1 * across, 0.6 + 2.1 * down)
+    panels = fig.subplots(down, across, squeeze=False)
+    for axes in panels.flat[len(shown) :]:
+        axes.set_axis_off()
+    for axes, (g, (first, class_id, rounds, lost)) in zip(panels.flat, shown, strict=False):
+        right = axes.twinx()
+        right.step(first.rounds, first.counts[:, class_id], where="post", color=COLOURS[1], linestyle="--", linewidth=1)
+        right.set_ylabel("examples (dashed)", color=COLOURS[1])
+        right.set_ylim(bottom=0)
+        right.yaxis.get_major_locator().set_params(integer=True)
+        right.spines["right"].set_visible(True)
+        axes.axhline(0, color="#999999", linewidth=0.6)
+        axes.plot(rounds, lost, color=COLOURS[0], linewidth=1)
+        axes.set(xlabel="round", ylabel="forgetting degree", ylim=(max(-1.05, float(lost.min()) - 0.05), 1.05))
+        axes.set_title(f"{g.label}: class {class_id} of client {first.client}", fontsize=8)
+        axes.margins(x=0.01)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return fig
+
+
+PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
+    "client": client,
+    "degree": degree,
+    "minor_class": minor_class,
+    "reduced": reduced,
+}
 
 
 def _choose(run: Run) -> int:
@@ -164,6 +203,20 @@ def _of_minor_class(g: Group) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     """Return rounds, forgetting degree and local accuracy of the chosen client's minor class, for every run."""
     visits = [Visits.of(run, _choose(run)) for run in g.runs if run.anatomies]
     return [(v.rounds, v.degree[:, c], v.local[:, c]) for v in visits if (c := v.minor_class) is not None]
+
+
+def _of_reduced_class(g: Group) -> tuple[Visits, int, np.ndarray, np.ndarray] | None:
+    """Return the visits in the first run, the first class that is reduced, rounds, and its degree over seeds."""
+    reductions = g.runs[0].history.settings.get("reductions")
+    if not reductions:
+        return None
+    k, c = reductions[0]["client"], reductions[0]["class_id"]
+    visits = [Visits.of(run, k) for run in g.runs if any(k in a.ids for a in run.anatomies)]
+    if not visits:
+        return None
+    common = sorted(set.intersection(*(set(v.rounds.tolist()) for v in visits)))
+    lost = [v.degree[np.isin(v.rounds, common), c] for v in visits]
+    return visits[0], c, np.array(common), np.median(lost, axis=0)
 
 
 def _describe_minor_class(g: Group) -> str:

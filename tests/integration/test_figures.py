@@ -12,7 +12,7 @@ from fedkeep.reproduce import spec
 
 FIGURES = [
     *(f"fedgkd/figure-{number}" for number in ("3", "4")),
-    *(f"fedka/figure-{number}" for number in ("1", "2", "5", "6")),
+    *(f"fedka/figure-{number}" for number in ("1", "2", "3", "5", "6")),
     *(f"fedntd/figure-{number}" for number in ("2", "4", "10", "15-beta", "15-tau")),
     *(f"fedssd/figure-{number}" for number in ("7", "8", "9")),
     *(f"flashback/figure-{number}" for number in ("1", "2", "5", "6", "8", "9", "12", "13")),
