@@ -217,7 +217,7 @@ def test_plots_of_one_client_show_what_was_measured(folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     groups = group_runs([folder])
     with style.plot_style():
-        accuracy, counts = plots.ALL_PLOTS["client"](groups[:1]).axes[:2]
+        accuracy, counts = plots.ALL_PLOTS["visits"](groups[:1]).axes[:2]
         degree = plots.ALL_PLOTS["degree"](groups[:1]).axes[0]
         share_lost, local = plots.ALL_PLOTS["minor_class"]([replace(groups[0], runs=groups[0].runs[1:])]).axes
 

@@ -1,4 +1,4 @@
-"""Plots of what instruments recorded during runs (`fedkeep.instruments.Every`)."""
+"""Plots of how local models depart from the global one, as instruments recorded it during runs (Flashback)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Visits:
         return int(minor.argmax()) if minor.max() > 0 else None
 
 
-def client(groups: Sequence[Group]) -> Any:
+def visits(groups: Sequence[Group]) -> Any:
     """Plot the class accuracies of one client's models beside its label counts, in the first run (Flashback, 8)."""
     shown = _shown(groups)
     if not shown:
@@ -118,9 +118,9 @@ def minor_class(groups: Sequence[Group]) -> Any:
     fig = figure(7.0, 2.7)
     panels = fig.subplots(1, 2)
     for axes, position, scale in zip(panels, (0, 1), (1, 100), strict=True):
-        for k, g, visits in usable:
+        for k, g, found in usable:
             by_round: dict[int, list[float]] = {}
-            for rounds, *values in visits:
+            for rounds, *values in found:
                 for t, value in zip(rounds, values[position], strict=True):
                     by_round.setdefault(int(t), []).append(scale * float(value))
             shown = sorted(by_round)
@@ -166,7 +166,7 @@ def reduced(groups: Sequence[Group]) -> Any:
 
 
 PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
-    "client": client,
+    "visits": visits,
     "degree": degree,
     "minor_class": minor_class,
     "reduced": reduced,
