@@ -65,7 +65,12 @@ class NextRound:
     @cached_property
     def class_accuracy(self) -> np.ndarray:
         """[1 + K + 1, C] class accuracy of `models` on the test set."""
-        return forgetting.class_accuracy(np.stack([confusion for confusion, _ in self._evaluated]))
+        return forgetting.class_accuracy(self.confusion)
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """[1 + K + 1, C, C] confusion matrices of `models` on the test set."""
+        return np.stack([confusion for confusion, _ in self._evaluated])
 
     @cached_property
     def test_loss(self) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.plots import recorded
 from fedkeep.plots.style import COLOUR_SCALE, COLOURS, figure, make_folder, parse_formats, plot_style, save
 
 
@@ -104,4 +105,7 @@ PLOTS: dict[str, Callable[[dict[str, Any], list[int]], Any]] = {
     "divergence": divergence,
     "tsne": tsne,
     "surface": surface,
+    "training": lambda r, clients: recorded.training([("", r)]),
+    "confusion": lambda r, clients: recorded.confusion([("", r)]),
+    "neurons": lambda r, clients: recorded.neurons([("", r)]),
 }

@@ -24,13 +24,14 @@ from fedkeep._util.validate import first_error, require_choice
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
-from fedkeep.plots.runs import PLOTS
+from fedkeep.plots import clients, recorded, runs
 from fedkeep.reproduce.extends import extend
 from fedkeep.reproduce.measures import get_measure
 from fedkeep.reproduce.recorded import Instruments, is_recorded
 
 TABLES = Path(__file__).parent / "tables"
 AGAINST = "against"  # the plot of the measures over the columns
+PLOTS = {**runs.PLOTS, **clients.PLOTS, **recorded.PLOTS}  # of the runs of a column
 KINDS = (*PLOTS, AGAINST)
 
 
