@@ -154,6 +154,33 @@ def neurons(shown: Shown) -> Any:
     return fig
 
 
+def regions(shown: Shown) -> Any:
+    """Plot which class each model predicts where, with the examples of its client (FedGKD figure 5).
+
+    At most three clients of the round are shown, then the new global model with the examples of the whole cohort.
+    """
+    usable = [(label, r) for label, r in shown if r["models"]]
+    if not usable:
+        return "the examples must be points in a plane"
+    clients = min(3, max(len(r["points"]) for _, r in usable))
+    fig = figure(0.5 + 1.75 * (clients + 1), 0.7 + 1.85 * len(usable))
+    panels = fig.subplots(len(usable), clients + 1, squeeze=False, sharex=True, sharey=True)
+    hues = _class_colours(1 + int(max(point[2] for _, r in usable for points in r["points"] for point in points)))
+    for (label, r), row in zip(usable, panels, strict=True):
+        models = [*range(1, 1 + min(clients, len(r["points"]))), len(r["models"]) - 1]
+        for axes, at in zip([*row[: len(models) - 1], row[-1]], models, strict=True):
+            own = r["points"][at - 1] if at < len(r["models"]) - 1 else [p for points in r["points"] for p in points]
+            x, y, classes = np.array(own, dtype=float).T
+            pale = 0.65 + 0.35 * hues[..., :3]
+            edges = (r["x"][0], r["x"][-1], r["y"][0], r["y"][-1])
+            axes.imshow(pale[np.array(r["classes"][at])], origin="lower", extent=edges, aspect="auto")
+            axes.scatter(x, y, s=4, color=hues[classes.astype(int)], linewidths=0)
+            axes.set_title("global model" if at == len(r["models"]) - 1 else r["models"][at], fontsize=8)
+            axes.tick_params(length=2, labelsize=7)
+        row[0].set_ylabel(label, fontweight="bold")
+    return fig
+
+
 def surfaces(shown: Shown) -> Any:
     """Plot the loss around a client's model along two directions, and under noise on the weights (FedNTD figure 14)."""
     fig = figure(2.2 + 2.3 * len(shown), 2.6)
@@ -214,4 +241,5 @@ PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "confusion": of_last_round("confusion", confusion),
     "neurons": of_last_round("neurons", neurons),
     "surfaces": of_last_round("surface", surfaces),
+    "regions": of_last_round("regions", regions),
 }

@@ -484,6 +484,21 @@ def test_confusion_matrices_agree_with_the_class_accuracies(problem: Problem) ->
     assert found["label_counts"] == trial.label_counts[-1].tolist()
 
 
+def test_regions_are_the_predictions_over_the_plane() -> None:
+    data = fk.data.load("squares")
+    clients = fk.data.partition.iid(data.y_train, 2, seed=0)
+    model = fk.models.build("mlp", (2,), 4, hidden=[8])
+    simulation = fk.Simulation("fedavg", model, data, clients, fk.Settings(participation=2))
+    trial = ins.train_next_round(simulation)
+    found = ins.STUDIES["regions"](trial, ins.Options(steps=3, samples=5))
+    predict = simulation.task.module(trial.after)
+    corner = torch.tensor([[found["x"][2], found["y"][0]]])
+    assert found["classes"][-1][0][2] == int(predict(corner).argmax())
+    assert [len(points) for points in found["points"]] == [5, 5]
+    x, y, c = found["points"][0][0]
+    assert c == (x > 0) + 2 * (y > 0)
+
+
 def test_neurons_are_those_whose_alignment_is_measured(problem: Problem) -> None:
     trial = ins.train_next_round(problem.simulation(fk.methods.FedAvg()))
     before, *clients, after = np.array(ins.STUDIES["neurons"](trial, ins.Options())["preferences"])
