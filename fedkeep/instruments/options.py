@@ -17,7 +17,7 @@ DIRECTIONS = ("hessian", "random")
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the costly studies: t-SNE, loss surface, and those that draw models or single clients."""
+    """Options of studies, and of the trial round that they look at."""
 
     samples: int = 200  # test examples in a t-SNE; a loss surface uses at most 5 times as many of a client's examples
     client: int | None = None  # the client of the loss surface and of the confusion matrix; None: the cohort's first
@@ -25,6 +25,7 @@ class Options:
     span: float = 1.0  # the loss surface goes from -span to span
     directions: str = "hessian"  # or "random"
     seed: int = 0  # of t-SNE, random directions and noise
+    split: dict[str, Any] | None = None  # of the trial round, if other than the run's: {"kind": "shards", "s": 2}
 
     def __post_init__(self) -> None:
         for name, low, high in (("samples", 2, None), ("steps", 2, 1001), ("seed", 0, None)):

@@ -17,7 +17,7 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.instruments import formulas, surface
 from fedkeep.instruments.local_training import training
 from fedkeep.instruments.neurons import alignment, circle, neurons
-from fedkeep.instruments.next_round import NextRound, open_run, train_next_round
+from fedkeep.instruments.next_round import NextRound, open_run, train_next_round, with_split
 from fedkeep.instruments.options import CHUNK, Options, Result, names_of_models
 from fedkeep.instruments.predictions import confusion, regions
 from fedkeep.tree import Tree
@@ -33,7 +33,8 @@ def analyse(
     """
     names = parse_study_names(what)
     simulation = source if isinstance(source, Simulation) else open_run(source, **parts)
-    trial, options = train_next_round(simulation), options or Options()
+    options = options or Options()
+    trial = train_next_round(with_split(simulation, options.split) if options.split else simulation)
     return {
         "round": trial.round,
         "clients": trial.ids,

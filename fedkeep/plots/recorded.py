@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedkeep.analysis.groups import Group
+from fedkeep.plots import features
+from fedkeep.plots.features import Shown, class_colours, class_legend
 from fedkeep.plots.style import COLOUR_SCALE, COLOURS, figure, legend, line_style
-
-Shown = Sequence[tuple[str, dict[str, Any]]]  # label of a group, and the result of a study
 
 
 def of_last_round(study: str, plot: Callable[[Shown], Any]) -> Callable[[Sequence[Group]], Any]:
@@ -135,7 +135,7 @@ def neurons(shown: Shown) -> Any:
     usable = [(label, r) for label, r in shown if r["models"]]
     if not usable:
         return "the model has no hidden neurons below a dense layer"
-    hues = _class_colours(1 + max(max(map(max, r["preferences"])) for _, r in usable))
+    hues = class_colours(1 + max(max(map(max, r["preferences"])) for _, r in usable))
     rows = max(len(r["models"]) for _, r in usable)
     fig = figure(6.6, 0.7 + len(usable) * (0.5 + 0.17 * rows))
     panels = fig.subplots(len(usable), 1, squeeze=False)[:, 0]
@@ -150,7 +150,7 @@ def neurons(shown: Shown) -> Any:
             axes.axhline(edge, color="white", linewidth=2)
         axes.spines[:].set_visible(False)
     panels[-1].set_xlabel("neuron, sorted by its class in the global model before")
-    _class_legend(fig, hues)
+    class_legend(fig, hues)
     return fig
 
 
@@ -165,7 +165,7 @@ def regions(shown: Shown) -> Any:
     clients = min(3, max(len(r["points"]) for _, r in usable))
     fig = figure(0.5 + 1.75 * (clients + 1), 0.7 + 1.85 * len(usable))
     panels = fig.subplots(len(usable), clients + 1, squeeze=False, sharex=True, sharey=True)
-    hues = _class_colours(1 + int(max(point[2] for _, r in usable for points in r["points"] for point in points)))
+    hues = class_colours(1 + int(max(point[2] for _, r in usable for points in r["points"] for point in points)))
     for (label, r), row in zip(usable, panels, strict=True):
         models = [*range(1, 1 + min(clients, len(r["points"]))), len(r["models"]) - 1]
         for axes, at in zip([*row[: len(models) - 1], row[-1]], models, strict=True):
@@ -218,23 +218,6 @@ def _rounds(g: Group, study: str) -> list[tuple[int, list[dict[str, Any]]]]:
     return sorted(found.items())
 
 
-def _class_colours(number: int) -> np.ndarray:
-    """Return a colour for each class, [C, 4]."""
-    from matplotlib import colormaps
-
-    table = colormaps["tab20" if number > 10 else "tab10"]
-    return np.array([table(c % table.N) for c in range(number)])
-
-
-def _class_legend(fig: Any, hues: np.ndarray) -> None:
-    """Add the colours of the classes below a figure, if they are few."""
-    from matplotlib.patches import Patch
-
-    if len(hues) <= 20:
-        handles = [Patch(color=hue, label=str(c)) for c, hue in enumerate(hues)]
-        fig.legend(handles=handles, loc="outside lower center", ncols=10, title="class", handlelength=1)
-
-
 PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "distances": distances,
     "training": of_last_round("training", training),
@@ -242,4 +225,7 @@ PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "neurons": of_last_round("neurons", neurons),
     "surfaces": of_last_round("surface", surfaces),
     "regions": of_last_round("regions", regions),
+    "tsne": of_last_round("tsne", features.by_class_and_model),
+    "tsne_global_and_client": of_last_round("tsne", features.global_and_client),
+    "circle": of_last_round("circle", features.on_circle),
 }

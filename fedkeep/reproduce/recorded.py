@@ -24,7 +24,7 @@ from fedkeep.runs.reading import read_instruments
 _ONLY_LAST = 1 << 30  # more rounds than any run has: the callback is due after the last round alone
 # measures of which more is better; of all others less is
 _ACCURACIES = ("before", "clients", "after", "in_local", "out_local", "personalised")
-_HIGHER = ("alignment", *(f"where.{key}" for key in _ACCURACIES))
+_HIGHER = ("alignment", "training", "tsne.silhouette.by_class", *(f"where.{key}" for key in _ACCURACIES))
 
 
 class Instruments(BaseModel):

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 from fedkeep.cli.app import app
 from fedkeep.reproduce import spec
 
+LAST = ("18", "19", "19-iid")
 FIGURES = [
-    *(f"fedgkd/figure-{number}" for number in ("3", "4", "5")),
+    *(f"fedgkd/figure-{number}" for number in ("2", "3", "4", "5")),
     *(f"fedka/figure-{number}" for number in ("1", "5")),
-    *(f"fedntd/figure-{number}" for number in ("2", "4", "6", "8", "10", "14", "15-beta", "15-tau", "17")),
+    *(f"fedntd/figure-{number}" for number in ("2", "4", "6", "8", "10", "14", "15-beta", "15-tau", "17", *LAST)),
     *(f"fedssd/figure-{number}" for number in ("2", "4", "7", "8", "9")),
     *(f"flashback/figure-{number}" for number in ("1", "2", "6", "12", "13")),
 ]

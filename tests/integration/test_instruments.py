@@ -19,6 +19,7 @@ from fedkeep import tree
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.instruments import local_training
 from fedkeep.instruments.every import append_result
+from fedkeep.instruments.next_round import with_split
 from fedkeep.runs.reading import read_instruments
 
 NAN = float("nan")
@@ -471,6 +472,26 @@ def test_a_round_of_the_first_epochs_has_their_batches(problem: Problem) -> None
     stopped = ins.train_next_round(local_training.with_epochs(long, 1))
     assert same(stopped.clients, ins.train_next_round(short).clients)
     assert not same(stopped.clients, ins.train_next_round(long).clients)
+
+
+def test_a_trial_round_can_have_another_split(problem: Problem) -> None:
+    simulation = problem.simulation(fk.methods.FedAvg())
+    split = {"kind": "shards", "s": 1, "seed": 3}
+    trial = ins.train_next_round(with_split(simulation, split))
+    expected = fk.data.partition.shards(problem.data.y_train, len(simulation.clients), s=1, seed=3)
+    other = fk.Simulation(simulation.method, problem.model, problem.data, expected, simulation.settings)
+    assert same(trial.clients, ins.train_next_round(other).clients)
+    assert trial.label_counts.tolist() == ins.train_next_round(other).label_counts.tolist()
+    assert not same(trial.clients, ins.train_next_round(simulation).clients)
+    for wrong, key in (
+        ({"kind": "shard"}, "split.kind"),
+        ({"kind": "shards"}, "split"),
+        ({"kind": "file"}, "split.kind"),
+    ):
+        with raises(FedkeepError, key=key):
+            with_split(simulation, wrong)
+    with raises(FedkeepError, key="split.n_clients", value=2):
+        with_split(simulation, {"kind": "iid", "n_clients": 2})
 
 
 def test_confusion_matrices_agree_with_the_class_accuracies(problem: Problem) -> None:
