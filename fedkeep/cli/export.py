@@ -75,7 +75,7 @@ def plot(
         str,
         typer.Option(
             help="Some of accuracy, classes, round_forgetting, where, split, local, anatomy, consistency (the default: "
-            "all of these), visits, degree, minor_class, reduced, losses, probabilities."
+            "all of these), or other plots that docs/reproduce.md names."
         ),
     ] = "",
     as_json: AsJson = False,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fedkeep._util.validate import require_whole
 from fedkeep.engine.simulation import Simulation
-from fedkeep.instruments.study import Options, Result, analyse, parse_study_names
+from fedkeep.instruments.options import Options, Result
+from fedkeep.instruments.study import analyse, parse_study_names
 from fedkeep.runs.history import Record
 from fedkeep.runs.reading import read_instruments, write_instruments
 

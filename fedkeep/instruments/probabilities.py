@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedkeep import tree
 from fedkeep.instruments.next_round import NextRound
+from fedkeep.instruments.options import Options, Result
 from fedkeep.server_training import logits
 
 
-def mean_probabilities(trial: NextRound) -> dict[str, Any]:
+def mean_probabilities(trial: NextRound, options: Options) -> Result:
     """Return each class's mean probability in each client's model, over the public set, and the label counts, [K, C].
 
     Without a public set, over the test set. `largest` [C] is the most examples of a class that any client has.

@@ -176,12 +176,12 @@ PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
 def _choose(run: Run) -> int:
     """Return the client of a run that is shown."""
     counts: dict[int, np.ndarray] = {}
-    visits: dict[int, int] = {}
+    found: dict[int, int] = {}
     for a in run.anatomies:
         for k, own in zip(a.ids.tolist(), a.label_counts, strict=True):
             counts.setdefault(k, own)
-            visits[k] = visits.get(k, 0) + 1
-    return max(visits, key=lambda k: (visits[k], _kinds(counts[k]), counts[k].sum(), -k))
+            found[k] = found.get(k, 0) + 1
+    return max(found, key=lambda k: (found[k], _kinds(counts[k]), counts[k].sum(), -k))
 
 
 def _kinds(label_counts: np.ndarray) -> int:
@@ -201,8 +201,8 @@ def _shown(groups: Sequence[Group]) -> list[tuple[Group, Visits]]:
 
 def _of_minor_class(g: Group) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return rounds, forgetting degree and local accuracy of the chosen client's minor class, for every run."""
-    visits = [Visits.of(run, _choose(run)) for run in g.runs if run.anatomies]
-    return [(v.rounds, v.degree[:, c], v.local[:, c]) for v in visits if (c := v.minor_class) is not None]
+    found = [Visits.of(run, _choose(run)) for run in g.runs if run.anatomies]
+    return [(v.rounds, v.degree[:, c], v.local[:, c]) for v in found if (c := v.minor_class) is not None]
 
 
 def _of_reduced_class(g: Group) -> tuple[Visits, int, np.ndarray, np.ndarray] | None:
@@ -211,20 +211,20 @@ def _of_reduced_class(g: Group) -> tuple[Visits, int, np.ndarray, np.ndarray] | 
     if not reductions:
         return None
     k, c = reductions[0]["client"], reductions[0]["class_id"]
-    visits = [Visits.of(run, k) for run in g.runs if any(k in a.ids for a in run.anatomies)]
-    if not visits:
+    found = [Visits.of(run, k) for run in g.runs if any(k in a.ids for a in run.anatomies)]
+    if not found:
         return None
-    common = sorted(set.intersection(*(set(v.rounds.tolist()) for v in visits)))
-    lost = [v.degree[np.isin(v.rounds, common), c] for v in visits]
-    return visits[0], c, np.array(common), np.median(lost, axis=0)
+    common = sorted(set.intersection(*(set(v.rounds.tolist()) for v in found)))
+    lost = [v.degree[np.isin(v.rounds, common), c] for v in found]
+    return found[0], c, np.array(common), np.median(lost, axis=0)
 
 
 def _describe_minor_class(g: Group) -> str:
     """Return which class of which client is shown, or of how many seeds."""
-    visits = [v for run in g.runs if run.anatomies and (v := Visits.of(run, _choose(run))).minor_class is not None]
-    if len(visits) > 1:
-        return f"one class of one client per seed; median of {len(visits)} seeds"
-    [v] = visits
+    found = [v for run in g.runs if run.anatomies and (v := Visits.of(run, _choose(run))).minor_class is not None]
+    if len(found) > 1:
+        return f"one class of one client per seed; median of {len(found)} seeds"
+    [v] = found
     counts = v.label_counts
     return f"class {v.minor_class} of client {v.client}: {counts[v.minor_class]} of {counts.sum()} examples"
 

@@ -18,7 +18,7 @@ from fedkeep.analysis.anatomy import loss_by_class
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
-from fedkeep.plots import local_course, local_models, one_client
+from fedkeep.plots import clients, local_course, local_models, one_client, recorded
 from fedkeep.plots.style import (
     COLOUR_SCALE,
     COLOURS,
@@ -195,7 +195,8 @@ PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "anatomy": local_models.anatomy,
     "consistency": local_models.consistency,
 }
-ALL_PLOTS = {**PLOTS, **one_client.PLOTS, **local_course.PLOTS}  # also those that few runs have the data for
+# also those that few runs have the data for
+ALL_PLOTS = {**PLOTS, **clients.PLOTS, **one_client.PLOTS, **recorded.PLOTS, **local_course.PLOTS}
 
 
 def _round_forgetting(g: Group) -> tuple[np.ndarray, np.ndarray] | None:

@@ -16,6 +16,7 @@ from fedkeep.experiments.jobs import Jobs
 from fedkeep.experiments.run import existing_run, require_same
 from fedkeep.experiments.sweep import Progress, folder_name, run_all
 from fedkeep.reproduce import kept
+from fedkeep.reproduce.recorded import Instruments
 from fedkeep.reproduce.spec import Table
 from fedkeep.runs.history import History
 
@@ -70,6 +71,11 @@ class Job:
     runs: Path
     quick: bool = False
     overrides: Sequence[str] = ()
+
+    @property
+    def instruments(self) -> Instruments | None:
+        """What is recorded during the runs."""
+        return self.table.recorded(self.quick)
 
     def overrides_of(self, row: str) -> list[str]:
         """Return the overrides of a row. Hyperparameters (method.*) apply only to the selected rows."""
@@ -155,7 +161,7 @@ class Job:
             return False
         if history.finished:
             cells.histories[cell.seed] = history
-            return self.table.instruments is None or self.table.instruments.recorded_in(history)
+            return self.instruments is None or self.instruments.recorded_in(history)
         if history.diverged:
             cells.diverged[cell.seed] = history.diverged  # it would diverge again
         elif history.records:
@@ -190,7 +196,7 @@ class Job:
         by_label = {cell.label: cell for cell in todo}
         experiments = {label: cell.experiment for label, cell in by_label.items()}
         folder = self.folder(self.rows[0])  # the same for all selected rows
-        instruments = self.table.instruments
+        instruments = self.instruments
         make_callbacks = instruments.callbacks if instruments else list
         with closing(run_all(experiments, folder, jobs, progress, make_callbacks)) as outcomes:
             for label, outcome in outcomes:

@@ -16,14 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.instruments.every import Every, append_result
-from fedkeep.instruments.study import CHEAP, STUDIES, Options, analyse, parse_study_names
+from fedkeep.instruments.options import Options
+from fedkeep.instruments.study import CHEAP, STUDIES, analyse, parse_study_names
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import read_instruments
 
 _ONLY_LAST = 1 << 30  # more rounds than any run has: the callback is due after the last round alone
 # measures of which more is better; of all others less is
 _ACCURACIES = ("before", "clients", "after", "in_local", "out_local", "personalised")
-_HIGHER = ("alignment", *(f"where.{key}" for key in _ACCURACIES))
+_HIGHER = ("alignment", "training", "tsne.silhouette.by_class", *(f"where.{key}" for key in _ACCURACIES))
 
 
 class Instruments(BaseModel):
@@ -53,10 +54,10 @@ class Instruments(BaseModel):
         return [Every(self.every or _ONLY_LAST, self.what, self.parsed_options())]
 
     def recorded_in(self, history: History) -> bool:
-        """Return whether a finished run has the results of its last round; of a kept run, those that are kept."""
-        required = kept_studies(self.what) if history.folder is None else set(parse_study_names(self.what))
+        """Return whether a finished run has the results of its last round."""
         last = history.instruments[-1] if history.instruments else {}
-        return not required or (required <= last.keys() and last["after_round"] == history.records[-1]["round"])
+        found = set(parse_study_names(self.what)) <= last.keys()
+        return found and last["after_round"] == history.records[-1]["round"]
 
     def add_missing(self, folder: Path) -> list[dict[str, Any]]:
         """Return what was recorded in the folder of a finished run; if nothing was, analyse its last checkpoint."""

@@ -120,6 +120,7 @@ class Quick(ColumnChange):
     """Changes that `--quick` makes to its one column, so that it takes about a minute on a CPU."""
 
     column: str
+    instruments: Instruments | None = None  # instead of the table's
 
 
 class Table(_Strict):
@@ -144,9 +145,10 @@ class Table(_Strict):
         """Raise an error for changes or figures of an unknown row, column or measure, or for a missing target."""
         for measure in self.measures:
             get_measure(measure)  # raises if there is none of this name
-            if is_recorded(measure):
-                recorded = self.instruments.what if self.instruments else []
-                require_choice("instruments.what", measure.partition(".")[0], recorded, "study", error=ConfigError)
+            for quick in (False, True) if is_recorded(measure) else ():
+                instruments = self.recorded(quick)
+                names = instruments.what if instruments else []
+                require_choice("instruments.what", measure.partition(".")[0], names, "study", error=ConfigError)
         for plot in self.plots:
             require_choice("plots", plot, KINDS, what="plot", error=ConfigError)
         require_choice("quick.column", self.quick.column, list(self.columns), what="column", error=ConfigError)
@@ -178,6 +180,10 @@ class Table(_Strict):
     def baseline(self) -> str:
         """The first row: the method that the others are compared with."""
         return next(iter(self.rows))
+
+    def recorded(self, quick: bool) -> Instruments | None:
+        """Return what is recorded during the runs."""
+        return self.quick.instruments or self.instruments if quick else self.instruments
 
     def target(self, column: str, quick: bool) -> float | None:
         """Return the target accuracy of a column."""

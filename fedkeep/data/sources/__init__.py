@@ -46,7 +46,7 @@ def load(
 
     `source` is one of
 
-    - a name: digits, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist
+    - a name: digits, squares, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist
     - an .npz, .parquet or .csv file, or a pair (or dict) of tables to train and to test on
     - a folder: IDX files, CIFAR binary batches, images by class, tables
     - "hf:NAME" for a Hugging Face data set
