@@ -55,7 +55,7 @@ class NextRound:
     def label_counts(self) -> np.ndarray:
         """[K, C] number of examples of each client and class."""
         y, classes = self.simulation.data.y_train.numpy(), self.simulation.task.n_classes
-        return np.stack([np.bincount(y[self._examples_of(k)], minlength=classes) for k in self.ids])
+        return np.stack([np.bincount(y[self.examples_of(k)], minlength=classes) for k in self.ids])
 
     @property
     def models(self) -> list[Tree]:
@@ -91,10 +91,11 @@ class NextRound:
     def own_examples(self, client: int, most: int | None = None) -> tuple[Any, Tensor]:
         """Return the inputs and classes of one client's examples, at most the first `most`."""
         s = self.simulation
-        at = torch.from_numpy(self._examples_of(client)[:most]).to(s.y.device)
+        at = torch.from_numpy(self.examples_of(client)[:most]).to(s.y.device)
         return self.inputs(tree.take(s.x, at)), s.y[at]
 
-    def _examples_of(self, client: int) -> np.ndarray:
+    def examples_of(self, client: int) -> np.ndarray:
+        """Return a client's examples in this round, as indices into the training data."""
         return self.simulation.planner.examples.of(client, self.round)
 
     def test_examples(self, most: int) -> tuple[Any, Tensor]:

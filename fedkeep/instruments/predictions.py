@@ -50,7 +50,7 @@ def regions(trial: NextRound, options: Options) -> Result:
 
 def _points(trial: NextRound, client: int, most: int) -> list[list[float]]:
     """Return at most `most` examples of a client as [x, y, class], evenly spaced over its data."""
-    s, examples = trial.simulation, trial.simulation.clients[client]
+    s, examples = trial.simulation, trial.examples_of(client)
     at = torch.from_numpy(examples[arrays.evenly_spaced(len(examples), most)]).to(s.y.device)
     points = torch.column_stack([s.x[at].double(), s.y[at].double()]).cpu().numpy()
     return np.round(points, 4).tolist()  # type: ignore[no-any-return]
