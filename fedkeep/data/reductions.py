@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -32,11 +32,11 @@ class Reduction:
 
     def __post_init__(self) -> None:
         for name, low in (("round", 1), ("client", 0), ("class_id", 0)):
-            require_whole(f"reductions.{name}", getattr(self, name), low)
+            object.__setattr__(self, name, require_whole(f"reductions.{name}", getattr(self, name), low))
         if isinstance(self.keep, float):
             require_number("reductions.keep", self.keep, low=0, high=1)
         else:
-            require_whole("reductions.keep", self.keep, low=0)
+            object.__setattr__(self, "keep", require_whole("reductions.keep", self.keep, low=0))
 
 
 def check_reductions(given: Any) -> tuple[Reduction, ...]:
@@ -45,7 +45,7 @@ def check_reductions(given: Any) -> tuple[Reduction, ...]:
     >>> check_reductions([{"round": 50, "client": 0, "class_id": 3, "keep": 0.5}])
     (Reduction(round=50, client=0, class_id=3, keep=0.5),)
     """
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    if not isinstance(given, list | tuple):
         raise FedkeepError(f"reductions must be a list, not {format_value(given)}", key="reductions", value=given)
     reductions = tuple(one if isinstance(one, Reduction) else _from_table(one) for one in given)
     known: set[tuple[int, int, int]] = set()

@@ -41,7 +41,7 @@ def test_the_first_examples_of_a_class_are_left_from_the_round_on() -> None:
     """Client 0 has examples 0 to 7 of classes 0, 1, 0, 1, ...; client 1 has 8 and 9."""
     y = np.arange(10) % 2
     clients = Partition(np.arange(10), np.array([0, 8, 10]))
-    steps = (Reduction(4, 0, 1, 0), Reduction(2, 0, 1, 0.5), Reduction(3, 0, 1, 1), Reduction(5, 0, 0, 0))
+    steps = (Reduction(4, 0, 1, 0), Reduction(2, 0, 1, 0.5), Reduction(3, 0, 1, np.int64(1)), Reduction(5, 0, 0, 0))
     examples = ClientExamples(clients, y, 2, (*steps, Reduction(6, 0, 1, 9)))
     expected = {1: list(range(8)), 2: [0, 1, 2, 3, 4, 6], 3: [0, 1, 2, 4, 6], 4: [0, 2, 4, 6], 5: [], 6: [1, 3, 5, 7]}
     for number, left in expected.items():
