@@ -6,6 +6,7 @@
 # make fuzz             fuzz experiment files, overrides, command lines, data, run folders and messages (about 10 minutes)
 # make coverage         run the tests with line coverage; print the total and the ten least covered files
 # make bench            measure the time per round, next to a plain PyTorch loop and Flower's simulation, and how it scales
+# make reproduce        run every table and figure of the papers in full (days on one GPU); repeat it to resume
 # make format           format the code and fix what ruff can fix
 # make clean            delete the environments and everything else that was built
 PYTHON ?= python3
@@ -16,13 +17,18 @@ COVERAGE ?=
 QUICK_METHODS ?= fedavg,fedntd,scaffold,fedka,flashback,fedcurv
 TRITON ?= 3.9.0
 FUZZ   ?=
+# make reproduce: which tables (all), more options such as --seeds 1, and where the runs and the small files of them go
+TABLES ?=
+REPRODUCE ?=
+RUNS   ?= runs/reproduce
+KEEP   ?= runs/kept
 BIN    := $(VENV)/bin
 COMMA  := ,
 # sys.monitoring, where Python has it, is the cheaper way to measure coverage
 COVERAGE_CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup demo quick test lint types unit coverage package test-kernels test-federation fuzz bench bench-flower format clean
+.PHONY: help setup demo quick test lint types unit coverage package test-kernels test-federation fuzz bench bench-flower reproduce format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -93,6 +99,14 @@ bench: setup
 
 bench-flower: setup .venv-flower/.ready
 	$(BIN)/python benchmarks/flower_simulation.py --flower-python .venv-flower/bin/python
+
+# a table that fails does not stop the others; a signal does
+reproduce: setup
+	@failed=; for name in $(or $(TABLES),$$($(BIN)/python -c 'from fedkeep.reproduce import spec; print(*spec.names())')); do \
+	$(BIN)/fedkeep reproduce $$name --runs $(RUNS) --keep $(KEEP) $(REPRODUCE); code=$$?; \
+	if [ $$code -ge 128 ]; then exit $$code; elif [ $$code -ne 0 ]; then failed="$$failed $$name"; fi; done; \
+	$(BIN)/fedkeep reproduce --ledger --runs $(KEEP) || exit 1; \
+	if [ -n "$$failed" ]; then echo "failed or not run:$$failed"; exit 1; fi
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -19,6 +19,7 @@ from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
 from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
 from fedkeep._util.structure import structure_hash
+from fedkeep._util.text import format_layer
 from fedkeep.errors import ModelError
 from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
@@ -118,7 +119,7 @@ class Task:
 
     def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
         """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
-        logits = self._call(train, params, lambda module: module(x))
+        logits = self._call(train, params, x, lambda module: module(x))
         return logits.to(self.dtype) if isinstance(logits, Tensor) else logits
 
     def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
@@ -134,7 +135,7 @@ class Task:
             features = module.features(x)
             return features, module.head(features)
 
-        features, logits = self._call(train, params, both)
+        features, logits = self._call(train, params, x, both)
         return features.to(self.dtype), logits.to(self.dtype)
 
     def example_gradients(self, params: Tree, x: Any, y: Tensor) -> Tree:
@@ -249,13 +250,16 @@ class Task:
                     p.copy_(params[name])
         return model
 
-    def _call(self, train: bool, params: Tree, use: Callable[[nn.Module], Any]) -> Any:
+    def _call(self, train: bool, params: Tree, x: Any, use: Callable[[nn.Module], Any]) -> Any:
         # no cache of cast weights: inside a CUDA graph it would outlive its memory
         wanted = self.autocast is not None
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
             module = self._call_train if train else self._call_eval
-            with batch_statistics() if self.mixes_examples else nullcontext():
-                return self.accelerator.call(lambda: module(params, use))
+            return self.accelerator.call(lambda: self._with_batch_statistics(x, lambda: module(params, use)))
+
+    def _with_batch_statistics(self, x: Any, call: Callable[[], Any]) -> Any:
+        with batch_statistics(len(tree.leaves(x)[0])) if self.mixes_examples else nullcontext():
+            return call()
 
 
 class _FunctionalModule:
@@ -295,16 +299,17 @@ def check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
             raise ModelError(
-                f"{name or 'the model'} is a {type(module).__name__}, whose parameters cannot be replaced; pass the "
+                f"{format_layer(name)} is a {type(module).__name__}, whose parameters cannot be replaced; pass the "
                 "original nn.Module instead",
                 key=name or "model",
                 value=type(module).__name__,
             )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            check_batch_norm(name or "model", module)
+            check_batch_norm(name, module)
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
-            raise ModelError(f"{name} is not initialised yet: run one batch through the lazy model first", key=name)
+            message = f"the weight {name} is not initialised yet: run one batch through the lazy model first"
+            raise ModelError(message, key=name)
 
 
 def check_forward(task: Task, x: Any) -> None:

@@ -69,6 +69,15 @@ def one_line(error: BaseException | str, most: int = 240) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def format_layer(name: str) -> str:
+    """Return what a message calls a layer; the name of the whole model is empty.
+
+    >>> format_layer("body.2"), format_layer("")
+    ('layer body.2', 'the model')
+    """
+    return f"layer {name}" if name else "the model"
+
+
 def format_os_error(error: OSError) -> str:
     """Return what the system refused, with the file.
 

@@ -7,29 +7,46 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
 from fedkeep.cli.paper_tables import format_gap, format_ours, format_paper
 from fedkeep.reproduce.against_paper import json_number
-from fedkeep.reproduce.ledger import AGREES, BASELINE, DISAGREES, NOT_RUN, REPEATED, VERDICTS, Entry, totals
+from fedkeep.reproduce.gaps import AGREES, DISAGREES
+from fedkeep.reproduce.ledger import BASELINE, NOT_RUN, REPEATED, VERDICTS, Entry, totals
 from fedkeep.reproduce.spec import Table
 
 _STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
 _HEADINGS = ["column", "method", "measure", "paper", "here", "seeds", "vs baseline, paper", "here", "verdict"]
+_NARROW = ["\nmethod", "\npaper", "\nhere", "\nseeds", "gap,\npaper", "gap,\nhere", "\nverdict"]
 
 
 def print_ledger(console: Console, ledger: Sequence[Entry]) -> None:
-    """Print the totals and every column with runs."""
+    """Print the totals and every column with runs; 80 characters are wide enough."""
     papers, counts = zip(*_totals(ledger), strict=True)
     console.print(_grid(["", *papers], [[verdict, *row] for verdict, *row in zip(VERDICTS, *counts, strict=True)]))
     for table, entries in _by_table(ledger):
         console.print(Text(f"\n{table.name}", style="bold") + Text(f"  {table.title}", style="not bold"))
-        rows = [[Text(cell, style=_STYLES.get(entry.verdict, "")) for cell in _cells(entry)] for entry in _run(entries)]
-        if rows:
-            console.print(_grid(_HEADINGS, rows))
+        if rows := _blocks(_run(entries)):
+            console.print(_grid(_NARROW, rows, text_last=True))
         for text in _not_run(entries):
-            console.print(f"  {text}", style="dim", highlight=False, markup=False)
+            console.print(Padding(Text(text, style="dim"), (0, 0, 0, 2)))
+
+
+def _blocks(entries: Sequence[Entry]) -> list[list[str | Text]]:
+    """Return the rows of a table: under a line for each column, and one for each of its measures, the methods."""
+    blocks: dict[str, dict[str, list[list[str | Text]]]] = {}
+    for entry in entries:
+        column, method, measure, *cells = _cells(entry)
+        row: list[str | Text] = [Text(cell, style=_STYLES.get(entry.verdict, "")) for cell in (f"  {method}", *cells)]
+        blocks.setdefault(column, {}).setdefault(measure, []).append(row)
+    out: list[list[str | Text]] = []
+    for column, measures in blocks.items():
+        out.append([Text(column, style="italic")])
+        for measure, rows in measures.items():
+            out += [[Text(f" {measure}", style="italic")], *rows]
+    return out
 
 
 def format_markdown(ledger: Sequence[Entry]) -> str:
@@ -115,10 +132,12 @@ def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> l
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Grid:
-    grid = Grid(box=None, padding=(0, 1))
-    for heading in headings:
-        grid.add_column(heading)
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str | Text]], text_last: bool = False) -> Grid:
+    """Return a table of names and numbers; its last column may be text, which is wrapped."""
+    grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for i, heading in enumerate(headings):
+        text = text_last and i == len(headings) - 1
+        grid.add_column(heading, justify="left" if text or not i else "right", no_wrap=not text)
     for row in rows:
         grid.add_row(*row)
     return grid

@@ -14,12 +14,13 @@ from fedkeep._util.text import format_mean
 from fedkeep.cli import tables
 from fedkeep.data.sources import named
 from fedkeep.reproduce import against_paper
-from fedkeep.reproduce.against_paper import ColumnComparison, Gap, MeasureComparison, MethodRow
+from fedkeep.reproduce.against_paper import ColumnComparison, MethodRow
 from fedkeep.reproduce.cells import Job
+from fedkeep.reproduce.gaps import AGREES, DISAGREES, FEW_SEEDS, NOISE_HERE, NOISE_THERE, Gap, MeasureComparison
 from fedkeep.reproduce.measures import NEVER, get_measure
 from fedkeep.reproduce.spec import Table
 
-_SIGN_MARKS = {True: "=", False: "≠", None: " "}
+_MARKS = {AGREES: "=", DISAGREES: "≠", NOISE_HERE: "~", NOISE_THERE: "~", FEW_SEEDS: "?"}
 _HARMLESS_OVERRIDES = ("device", "engine", "threads", "at_once", "deterministic")  # the setting remains the paper's
 
 
@@ -107,8 +108,9 @@ def caption(column: ColumnComparison) -> str:
     """Explain the columns and symbols of a table."""
     baseline = column.baseline.label
     parts = [f"vs {baseline}: improvement over {baseline}, here and in the paper; = same sign, ≠ different sign"]
-    gaps = column.gaps(column.measures[0]).values()
-    parts += ["~ within the paper's spread"] if any(gap.within_paper_spread for gap in gaps) else []
+    marks = {_mark(gap) for gap in column.gaps(column.measures[0]).values()}
+    parts += ["~ within noise, here or in the paper"] if "~" in marks else []
+    parts += ["? one seed"] if "?" in marks else []
     parts += ["- never reached"] if any(get_measure(name).counts_rounds for name in column.measures) else []
     parts += ["· not run"] if any(row.note for row in column.rows) else []
     return "; ".join(parts)
@@ -132,10 +134,14 @@ def row_cells(column: ColumnComparison, row: MethodRow) -> list[str]:
         digits = comparison.measure.digits
         out += [format_ours(comparison), format_paper(comparison), format_gap(comparison.difference, digits)]
         if name == column.measures[0]:
-            gap = column.gaps(name).get(row.name, Gap(None, None))
-            mark = "~" if gap.within_paper_spread else _SIGN_MARKS[gap.agree]
-            out += [format_gap(gap.ours, digits), f"{format_gap(gap.theirs, digits)} {mark}".rstrip()]
+            gap = column.gaps(name).get(row.name, Gap())
+            out += [format_gap(gap.ours, digits), f"{format_gap(gap.theirs, digits)} {_mark(gap)}".rstrip()]
     return out
+
+
+def _mark(gap: Gap) -> str:
+    """Return the symbol of a gap's verdict; none if a figure is missing."""
+    return "" if gap.ours is None or gap.verdict is None else _MARKS[gap.verdict]
 
 
 def _title(column: ColumnComparison) -> str:

@@ -35,6 +35,16 @@ def reproduce(
         bool,
         typer.Option("--ledger", help="Print every figure of all tables, or of TABLE, with a verdict; run nothing."),
     ] = False,
+    generated: Annotated[
+        bool,
+        typer.Option(
+            "--generated",
+            help="Try two rounds on random data of the data sets' size; print time and memory, keep nothing.",
+        ),
+    ] = False,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="With --generated: fewer training examples than the data set has.")
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/reproduce"),
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also write the ended runs into small files in this folder.")
@@ -62,13 +72,19 @@ def reproduce(
     if as_json and markdown:
         raise FedkeepError("--json and --markdown exclude each other", key="--json", valid=("--json", "--markdown"))
     name, overrides = _table_and_overrides(args)
+    running = {"--seeds": seeds, "--quick": quick, "--show": show, "--keep": keep, "--plots": plots}
     if ledger:
-        unused = {"--column": column, "--methods": methods, "--seeds": seeds, "--quick": quick, "--show": show}
-        for option, value in {**unused, "--keep": keep, "--plots": plots, "an override": overrides}.items():
-            if value:
-                raise FedkeepError(f"{option} cannot be used with --ledger", key="--ledger", value=str(value))
+        choosing = {"--column": column, "--methods": methods, "an override": overrides, "--generated": generated}
+        _refuse("--ledger", {**running, **choosing, "--examples": examples})
         _print_ledger([spec.load(name)] if name else list(spec.all_tables()), runs, as_json, markdown)
         return
+    if generated:
+        _refuse("--generated", {**running, "--markdown": markdown})
+        _try_generated(
+            name, _parse_names(column), _parse_names([methods] if methods else None), overrides, examples, as_json
+        )
+        return
+    _refuse("a run without --generated", {"--examples": examples})
     if name is None:
         if as_json:
             print(to_json([table.model_dump(mode="json") for table in spec.all_tables()], indent=2))
@@ -115,6 +131,49 @@ def reproduce(
         raise typer.Exit(2)
 
 
+def _refuse(what: str, options: dict[str, object]) -> None:
+    """Raise if one of these options was given: it would have no effect."""
+    for option, value in options.items():
+        if value:
+            raise FedkeepError(f"{option} cannot be used with {what}", key=option, value=str(value))
+
+
+def _try_generated(
+    name: str | None,
+    wanted_columns: list[str] | None,
+    wanted_rows: list[str] | None,
+    overrides: list[str],
+    examples: int | None,
+    as_json: bool,
+) -> None:
+    """Try cells on generated data; without names, those of the columns whose data is not available."""
+    from fedkeep.cli import trials as output
+    from fedkeep.cli.progress import ProgressBar
+    from fedkeep.reproduce import spec, trials
+
+    if name is None:
+        raise FedkeepError("--generated needs a table; fedkeep reproduce lists the available ones", key="table")
+    table = spec.load(name)
+    columns, rows = table.select(wanted_columns or trials.columns_without_data(table), wanted_rows)
+    if not columns:
+        raise FedkeepError(
+            f"the data of all columns of {table.name} is available: choose some with --column", key="--column"
+        )
+    rows = [row for row in rows if table.rows[row].absent is None]
+    rounds = trials.ROUNDS * len(columns) * len(rows)
+    with ProgressBar(Console(stderr=True), rounds) as progress:
+        found = []
+        for trial in trials.try_cells(table, columns, rows, overrides, examples, progress):
+            progress.show(output.format_line(trial))
+            found.append(trial)
+    if as_json:
+        print(to_json(output.as_data(table, found), indent=2))
+    else:
+        output.print_trials(Console(), table, found)
+    if any(trial.failed is not None for trial in found):
+        raise typer.Exit(1)
+
+
 def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folder: Path) -> None:
     from fedkeep.reproduce.figures import draw
 
@@ -126,15 +185,19 @@ def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folde
 
 def _print_ledger(tables: list[Table], runs: Path, as_json: bool, markdown: bool) -> None:
     from fedkeep.cli import ledger as output
-    from fedkeep.reproduce.ledger import entries
+    from fedkeep.reproduce.ledger import read
 
-    found = entries(tables, runs)
+    found, problems = read(tables, runs)
     if as_json:
         print(to_json(output.as_data(found), indent=2))
     elif markdown:
         print(output.format_markdown(found))
     else:
         output.print_ledger(Console(), found)
+    for text in problems:
+        Console(stderr=True).print(f"fedkeep: {text}", highlight=False, markup=False, soft_wrap=True)
+    if problems:
+        raise typer.Exit(1)
 
 
 def _parse_names(values: list[str] | None) -> list[str] | None:

@@ -41,6 +41,12 @@ class Augment:
             object.__setattr__(self, name, size)
         require_bool("augment.flip", self.flip, DataError)
         require_choice("augment.padding", self.padding, PADDINGS, error=DataError)
+        if self.padding != "zeros" and not self.crop:
+            raise DataError(
+                f"augment.padding = {self.padding!r} has no effect without augment.crop: set crop, such as crop = 4",
+                key="augment.padding",
+                value=self.padding,
+            )
 
     def __bool__(self) -> bool:
         return bool(self.crop or self.flip or self.cutout)

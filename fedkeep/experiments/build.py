@@ -56,10 +56,15 @@ def build_model(experiment: Experiment, params: Tree) -> nn.Module:
 
 @contextmanager
 def _keys_of(section: str, **renamed: str) -> Iterator[None]:
-    """Give an error the key that its argument has in an experiment file: with the section, and renamed."""
+    """Give an error the key that its argument has in an experiment file: with the section, and renamed.
+
+    A message that starts with the argument's name starts with this key then.
+    """
     try:
         yield
     except FedkeepError as error:
         if error.key is not None and error.key.isidentifier():
-            error.key = f"{section}.{renamed.get(error.key, error.key)}"
+            name, error.key = error.key, f"{section}.{renamed.get(error.key, error.key)}"
+            if (message := str(error)).startswith(f"{name} "):
+                error.args = (error.key + message.removeprefix(name),)
         raise

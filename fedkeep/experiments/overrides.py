@@ -26,7 +26,7 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
     """Return an experiment's tables with `key=value` overrides applied.
 
     A key of [train] may be written without `train.`. Another method, model, data set or split drops the options of the
-    old one. TOML has no empty value: `none` removes a setting that is off by default, such as clip_norm.
+    old one. TOML has no empty value: `none` (or `None`) removes a setting that is off by default, such as clip_norm.
 
     >>> override({"split": {"kind": "shards", "s": 2}}, ["split.file=published.json"])
     {'split': {'kind': 'file', 'file': 'published.json'}}
@@ -53,7 +53,7 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             tables[section] = {**kept, "file": value}
         elif name:
             tables[section] = as_table(section, tables.get(section, {}))
-            if full in _OPTIONAL and value == "none" and isinstance(tables[section], dict):
+            if full in _OPTIONAL and value in ("none", "None") and isinstance(tables[section], dict):
                 tables[section].pop(name, None)
             else:
                 _set(tables[section], full, value)

@@ -8,6 +8,7 @@ import logging
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
+from fedkeep._util.text import format_layer
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import ModelError
 
@@ -39,7 +40,7 @@ def to_group_norm(module: nn.Module, channels_per_group: int = 16) -> nn.Module:
     require_whole("channels_per_group", channels_per_group, low=1, error=ModelError)
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
-            _require_replaceable(layer, name or "the module")
+            _require_replaceable(layer, name)
     result = copy.deepcopy(module)
     # keyed by object, so that a layer used in two places is replaced by the same layer in both
     replaced = {
@@ -60,7 +61,7 @@ def _group_norm(layer: _BatchNorm, name: str, channels_per_group: int) -> nn.Gro
     if isinstance(layer, nn.BatchNorm1d) and n_groups == channels:
         log.warning(
             "%s becomes a GroupNorm with one channel per group: on inputs [batch, channels] it returns only its bias",
-            name or "the module",
+            format_layer(name),
         )
     norm = nn.GroupNorm(n_groups, channels, eps=layer.eps, affine=False).train(layer.training)
     # the parameters themselves, not copies: tied parameters stay tied, frozen ones stay frozen
@@ -72,12 +73,14 @@ def _require_replaceable(layer: _BatchNorm, name: str) -> None:
     kind = type(layer).__name__
     if isinstance(layer, _LazyNormBase):
         raise ModelError(
-            f"{name} is a {kind} that is not initialised: run one batch through the model first", key=name, value=kind
+            f"{format_layer(name)} is a {kind} that is not initialised: run one batch through the model first",
+            key=name or "model",
+            value=kind,
         )
     if type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         raise ModelError(
-            f"{name} is a {kind}, a BatchNorm with its own forward, which GroupNorm would not compute; replace it "
-            "yourself",
-            key=name,
+            f"{format_layer(name)} is a {kind}, a BatchNorm with its own forward, which GroupNorm would not compute; "
+            "replace it yourself",
+            key=name or "model",
             value=kind,
         )

@@ -11,43 +11,8 @@ from typing import Any
 
 from fedkeep._util.text import join_names
 from fedkeep.reproduce.cells import Cells, Job, Results
-from fedkeep.reproduce.measures import Measure, get_measure
-from fedkeep.reproduce.spec import Figure
-
-
-@dataclass(frozen=True)
-class MeasureComparison:
-    """One measure of one method: our values by seed, the diverged seeds, and the paper's figure."""
-
-    measure: Measure
-    values: Mapping[int, float]
-    diverged: frozenset[int] = frozenset()
-    paper: Figure | None = None
-
-    @property
-    def values_with_diverged(self) -> dict[int, float]:
-        """Our values by seed, with the worst possible value for diverged runs."""
-        return {**self.values, **dict.fromkeys(self.diverged, self.measure.worst)}
-
-    @property
-    def ours(self) -> float | None:
-        """Our figure over all seeds, including diverged ones."""
-        values = list(self.values_with_diverged.values())
-        return self.measure.combine_seeds(values) if values else None
-
-    @property
-    def theirs(self) -> float | None:
-        """The paper's figure; the worst value for a failed run or a target not reached, None if it prints none."""
-        if self.paper is None:
-            return None
-        return self.measure.worst if self.paper.mean is None else self.paper.mean
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus theirs, if both are finite numbers."""
-        if self.ours is None or self.theirs is None or not (math.isfinite(self.ours) and math.isfinite(self.theirs)):
-            return None
-        return self.ours - self.theirs
+from fedkeep.reproduce.gaps import UNDECIDED, Gap, MeasureComparison, gap
+from fedkeep.reproduce.measures import get_measure
 
 
 @dataclass(frozen=True)
@@ -62,25 +27,10 @@ class MethodRow:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """How much better one method is than another, here and in the paper."""
-
-    ours: float | None
-    theirs: float | None
-    within_paper_spread: bool = False
-
-    @property
-    def agree(self) -> bool | None:
-        """Whether the signs are the same; None if a figure is missing or the paper's gap is 0 or within its spread."""
-        if self.ours is None or self.theirs is None or not self.theirs or self.within_paper_spread:
-            return None
-        return self.ours * self.theirs > 0
-
-
-@dataclass(frozen=True)
 class Order:
-    """Agreement with the paper's order of methods: pairs with a clear order there, agreeing pairs, best methods."""
+    """Agreement with the paper's order of methods: compared methods, decided pairs, agreeing ones, best methods."""
 
+    methods: int
     pairs: int
     agreeing: int
     best_here: tuple[str, ...]
@@ -110,42 +60,18 @@ class ColumnComparison:
         return {row.name: gap(row.measures[measure], baseline) for row in self.rows if row.name != self.baseline.name}
 
     def order(self, measure: str) -> Order:
-        """Compare the order of the methods with figures here and in the paper, without pairs within its spread."""
+        """Compare the order of the methods with figures here and in the paper, by the pairs whose gap is decided."""
         both = {
             row.label: comparison
             for row in self.rows
             if (comparison := row.measures[measure]).ours is not None and comparison.theirs is not None
         }
         signs = [gap(both[a], both[b]).agree for a, b in itertools.combinations(both, 2)]
-        clear = [sign for sign in signs if sign is not None]
+        decided = [sign for sign in signs if sign is not None]
         improvement = get_measure(measure).improvement
         here = _best({label: comparison.ours for label, comparison in both.items()}, improvement)
         there = _best({label: comparison.theirs for label, comparison in both.items()}, improvement)
-        return Order(len(clear), sum(clear), here, there)
-
-
-def gap(one: MeasureComparison, other: MeasureComparison) -> Gap:
-    """Return how much better `one` is than `other`, over the seeds that both have."""
-    measure, theirs = one.measure, None
-    if one.theirs is not None and other.theirs is not None and not one.theirs == other.theirs == measure.worst:
-        theirs = measure.improvement(one.theirs, other.theirs)
-    ours = None
-    if pairs := paired_values(one, other):
-        first, second = (measure.combine_seeds(values) for values in zip(*pairs, strict=True))
-        ours = measure.improvement(first, second)
-    spread = printed_spread(one, other)
-    return Gap(ours, theirs, spread is not None and theirs is not None and abs(theirs) <= spread)
-
-
-def paired_values(one: MeasureComparison, other: MeasureComparison) -> list[tuple[float, float]]:
-    """Return our values of both on every seed that both have, with the worst value for diverged runs."""
-    first, second = one.values_with_diverged, other.values_with_diverged
-    return [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
-
-
-def printed_spread(one: MeasureComparison, other: MeasureComparison) -> float | None:
-    """Return the larger of the spreads that the paper prints for both; None if it prints none."""
-    return max((c.paper.spread for c in (one, other) if c.paper and c.paper.spread is not None), default=None)
+        return Order(len(both), len(decided), sum(decided), here, there)
 
 
 def compare_columns(job: Job, results: Results) -> list[ColumnComparison]:
@@ -171,24 +97,26 @@ def sentences(column: ColumnComparison) -> list[str]:
     labels = {row.name: row.label for row in column.rows}
     for name in column.measures:
         order, gaps = column.order(name), column.gaps(name)
-        if not order.pairs:
+        if order.methods < 2:
             continue
         here, there = join_names(order.best_here), join_names(order.best_there)
         text = f"{get_measure(name).head}: best method here {here}, in the paper {there}."
         signs = {labels[row]: gap for row, gap in gaps.items() if gap.agree is not None}
         if signs:
             agreeing = sum(bool(gap.agree) for gap in signs.values())
-            text += f" {agreeing} of {len(signs)} gaps to {column.baseline.label} have the same sign as in the paper."
+            of = f"{len(signs)} decided gaps to {column.baseline.label}"
+            text += f" {agreeing} of {of} have the same sign as in the paper."
             different = [
                 f"{label} (here {_format_gap(gap.ours, name)}, paper {_format_gap(gap.theirs, name)})"
                 for label, gap in signs.items()
                 if not gap.agree
             ]
             text += f" Different sign: {join_names(different)}." if different else ""
-        ignored = [labels[row] for row, gap in gaps.items() if gap.within_paper_spread and gap.ours is not None]
-        if ignored:
-            text += f" Within the paper's spread, not counted: {join_names(ignored)}."
-        text += f" {order.agreeing} of {order.pairs} pairs of methods are in the paper's order."
+        for verdict in UNDECIDED:
+            rows = [labels[row] for row, gap in gaps.items() if gap.verdict == verdict and gap.ours is not None]
+            text += f" {verdict.capitalize()}, not counted: {join_names(rows)}." if rows else ""
+        if order.pairs:
+            text += f" {order.agreeing} of {order.pairs} decided pairs of methods are in the paper's order."
         texts.append(text)
     return texts
 
@@ -200,7 +128,7 @@ def as_data(column: ColumnComparison) -> dict[str, Any]:
         measures = {}
         for name, comparison in row.measures.items():
             values = list(comparison.values.values())
-            to_baseline = column.gaps(name).get(row.name, Gap(None, None))
+            to_baseline = column.gaps(name).get(row.name, Gap())
             without_figure = comparison.diverged and not comparison.measure.counts_rounds
             measures[name] = {
                 "values": {str(seed): json_number(value) for seed, value in comparison.values.items()},
@@ -212,6 +140,7 @@ def as_data(column: ColumnComparison) -> dict[str, Any]:
                 "better_by": json_number(to_baseline.ours, "far better", "far worse"),
                 "paper_better_by": json_number(to_baseline.theirs, "far better", "far worse"),
                 "same_sign": to_baseline.agree,
+                "verdict": to_baseline.verdict if to_baseline.ours is not None else None,
             }
         status = {"note": row.note, "diverged": row.cells.diverged, "failed": row.cells.failed}
         rows.append({"row": row.name, "label": row.label, **status, "measures": measures})

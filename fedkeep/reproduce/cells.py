@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkeep.data.sources import named
 from fedkeep.engine import distributed
-from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.errors import Diverged, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
 from fedkeep.experiments.run import existing_run, require_same
@@ -117,7 +117,9 @@ class Job:
     def seeds_on_disk(self) -> int:
         """Return 1 + the highest seed of the existing runs, also of the extended table; 0 if there are none."""
         names = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
-        names += [name for row in self.rows for name in kept.read(self.kept_file(row)) if f"/{row}-seed-" in name]
+        for row in self.rows:
+            with suppress(RunError):  # a damaged file: `load_existing` reports it
+                names += [name for name in kept.read(self.kept_file(row)) if f"/{row}-seed-" in name]
         own = 1 + max((int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()), default=-1)
         return own if self.table.extended is None else max(own, self._of_extended(self.table.extended).seeds_on_disk())
 

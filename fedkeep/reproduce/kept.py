@@ -66,11 +66,15 @@ _PER_ROUND = ("bytes_down", "bytes_up", "seconds", "train_loss")
 
 def read(path: Path) -> dict[str, History]:
     """Return the runs in a file by name, none if there is no file; raise a RunError if it is damaged."""
-    return _read(path, path.stat().st_mtime_ns) if path.exists() else {}
+    found = _read(path, path.stat().st_mtime_ns) if path.exists() else {}
+    if isinstance(found, RunError):
+        raise found.with_traceback(None)
+    return found
 
 
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, changed: int) -> dict[str, History]:
+def _read(path: Path, changed: int) -> dict[str, History] | RunError:
+    """Return the runs, or the error if the file is damaged, so that it too is read once."""
     try:
         with gzip.open(path, "rb") as file:
             text = file.read(_MAX_BYTES + 1)
@@ -79,9 +83,9 @@ def _read(path: Path, changed: int) -> dict[str, History]:
         kept = [_Kept.model_validate_json(line) for line in text.splitlines()]
         return {one.run: _to_history(path, one) for one in kept}
     except ValidationError as error:
-        raise RunError(f"{path} is damaged: {first_error('', error)}", key=path.name) from None
+        return RunError(f"{path} is damaged: {first_error('', error)}", key=path.name)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise RunError(f"{path} is damaged: {error}", key=path.name) from None
+        return RunError(f"{path} is damaged: {error}", key=path.name)
 
 
 def write(path: Path, runs: Mapping[str, History]) -> None:

@@ -1,9 +1,7 @@
 """The ledger: every printed figure of the tables next to ours, with a verdict on its gap to the baseline.
 
-A gap is decided in the paper if it exceeds twice the larger printed spread of its two figures (where no spread is
-printed, if it is not zero), and here if it has one sign on every seed, of at least two. Two decided gaps agree or
-disagree. A figure that a paper prints again for the same experiment and baseline is repeated, and counted once. Nothing
-here depends on which data sets this machine has.
+`gaps` has the rule. A figure that a paper prints again for the same experiment and baseline is repeated, and counted
+once. Nothing here depends on which data sets this machine has.
 """
 
 from __future__ import annotations
@@ -12,21 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from fedkeep.reproduce.against_paper import (
-    ColumnComparison,
-    MeasureComparison,
-    MethodRow,
-    compare_columns,
-    gap,
-    paired_values,
-    printed_spread,
-)
+from fedkeep.errors import RunError
+from fedkeep.reproduce.against_paper import ColumnComparison, MethodRow, compare_columns
 from fedkeep.reproduce.cells import Job
+from fedkeep.reproduce.gaps import AGREES, DISAGREES, FEW_SEEDS, NOISE_HERE, NOISE_THERE, MeasureComparison, gap
 from fedkeep.reproduce.spec import Table
 
-AGREES, DISAGREES = "agrees", "disagrees"
-NOISE_HERE, NOISE_THERE, FEW_SEEDS = "within noise here", "within the paper's noise", "one seed"
 BASELINE, NOT_RUN, REPEATED = "baseline", "not run", "repeated"
 VERDICTS = (AGREES, DISAGREES, NOISE_HERE, NOISE_THERE, FEW_SEEDS, BASELINE, NOT_RUN, REPEATED)
 
@@ -56,22 +47,34 @@ class Entry:
         return len(self.comparison.values_with_diverged)
 
 
-def entries(tables: Iterable[Table], runs: Path) -> list[Entry]:
+class Ledger(NamedTuple):
+    """The entries, and what is wrong with runs that could not be read."""
+
+    entries: list[Entry]
+    problems: list[str]
+
+
+def read(tables: Iterable[Table], runs: Path) -> Ledger:
     """Return an entry for every printed figure of the tables, from the runs in a folder."""
+    if not runs.is_dir():
+        raise RunError(f"there is no folder {runs}: --runs is the folder of the runs", key="--runs", value=str(runs))
     out: list[Entry] = []
+    problems: dict[str, None] = {}
     for table in tables:
         columns, rows = table.select(None, None)
         job = Job(table, columns, rows, 1, runs)
         results, _ = (job := job.with_all_seeds()).load_existing()
+        problems |= dict.fromkeys(text for cells in results.cells.values() for text in cells.failed.values())
         for column in compare_columns(job, results):
             out += _column_entries(table, column)
     sources = {entry.source for entry in out if entry.seeds}
-    return [
+    found = [
         replace(entry, reason=f"no run on {entry.source} yet")
         if entry.verdict == NOT_RUN and not entry.reason and entry.source not in sources
         else entry
         for entry in out
     ]
+    return Ledger(found, list(problems))
 
 
 def totals(ledger: Sequence[Entry]) -> dict[str, Counter[str]]:
@@ -105,17 +108,13 @@ def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: st
         return NOT_RUN, table.rows[row.name].absent or _why_missing(row)
     if row.name == column.baseline.name:
         return BASELINE, ""
-    theirs = gap(one, baseline).theirs
-    if theirs is None or not theirs or abs(theirs) <= 2 * (printed_spread(one, baseline) or 0):
-        return NOISE_THERE, ""
-    signs = [one.measure.improvement(*pair) for pair in paired_values(one, baseline)]
-    if len(signs) < 2:
-        return FEW_SEEDS, "" if signs else "the baseline has no run with the same seed"
-    if not (all(sign > 0 for sign in signs) or all(sign < 0 for sign in signs)):
-        return NOISE_HERE, ""
-    if signs[0] * theirs > 0:
-        return AGREES, ""
-    return DISAGREES, table.columns[column.column].explained.get(row.name, "unexplained")
+    to_baseline = gap(one, baseline)
+    verdict = to_baseline.verdict or NOISE_THERE  # two failed runs in the paper are not ordered
+    if verdict == DISAGREES:
+        return verdict, table.columns[column.column].explained.get(row.name, "unexplained")
+    if verdict == FEW_SEEDS and to_baseline.ours is None:
+        return verdict, "the baseline has no run with the same seed"
+    return verdict, ""
 
 
 def _printed_first(table: Table, column: str, row: str, measure: str) -> str | None:

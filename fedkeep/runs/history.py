@@ -64,12 +64,13 @@ class History:
     @property
     def cohorts(self) -> list[list[int]]:
         """The clients that each round sampled, also those without examples: a sequence for the setting `cohorts`."""
-        return [sorted([*r["cohort"], *r.get("skipped", ())]) for r in self.records if r["round"]]
+        rounds = self._with([r for r in self.records if r["round"]], "cohort", "cohorts")
+        return [sorted([*r["cohort"], *r.get("skipped", ())]) for r in rounds]
 
     @property
     def confusion(self) -> np.ndarray:
         """[evaluated rounds, true class, predicted class] of the global model."""
-        return np.array([r["confusion"] for r in self._evaluated()])
+        return np.array([r["confusion"] for r in self._with(self._evaluated(), "confusion", "confusion matrices")])
 
     @property
     def class_accuracy(self) -> np.ndarray:
@@ -164,13 +165,16 @@ class History:
         }
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame, one row per evaluated round: accuracy, losses, bytes, and each class's accuracy."""
+        """Return a DataFrame, one row per evaluated round: accuracy, losses, bytes, and each class's accuracy.
+
+        Kept runs of tables have neither learning rates nor test losses.
+        """
         try:
             import pandas as pd
         except ImportError as error:
             raise FedkeepError("to_pandas needs pandas: pip install pandas") from error
         keys = ("round", "lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
-        frame = pd.DataFrame([{key: r[key] for key in keys} for r in self._evaluated()])
+        frame = pd.DataFrame([{key: r[key] for key in keys if key in r} for r in self._evaluated()])
         frame.insert(1, "accuracy", self.accuracy)
         for c, column in enumerate(self.class_accuracy.T):
             frame[f"class_{c}"] = column
@@ -186,6 +190,12 @@ class History:
         """Return [evaluated rounds, classes] how many test examples were right, and how many there are."""
         hits, total = zip(*map(hits_of, self._evaluated()), strict=True)
         return np.array(hits), np.array(total)
+
+    def _with(self, records: list[Record], key: str, what: str) -> list[Record]:
+        """Return records that all have a key; raise an error if one lacks it."""
+        if any(key not in r for r in records):
+            raise FedkeepError(f"a kept run of a table has no {what}, only class accuracies", key=key)
+        return records
 
     def _evaluated(self) -> list[Record]:
         evaluated = [r for r in self.records if r["round"] >= 1 and ("confusion" in r or "hits" in r)]

@@ -290,8 +290,14 @@ def test_layers_equal_torch(dtype: torch.dtype) -> None:
         assert off[0] < 2 * off[1] + 2e-2, (name, off)
 
 
-@pytest.mark.parametrize("autocast", [None, "bfloat16"])
-@pytest.mark.parametrize("model", ["cnn_fedntd", "cnn_fedssd", "resnet8", "resnet10 with BatchNorm", "reflect padding"])
+NETWORKS = ["cnn_fedntd", "cnn_fedssd", "resnet8", "resnet10 with BatchNorm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "autocast"),
+    # with augmentation and autocast, torch's own convolutions refuse the teacher's weights under vmap
+    [*((model, autocast) for model in NETWORKS for autocast in (None, "bfloat16")), ("reflect padding", None)],
+)
 def test_the_papers_networks_train_alike_with_and_without_our_layers(model: str, autocast: str | None) -> None:
     network: Any = model
     augment = Augment()

@@ -140,6 +140,7 @@ def test_overrides_reach_into_tables_and_drop_the_old_methods_settings() -> None
 def test_none_removes_a_setting_that_is_off_by_default() -> None:
     tables = {"train": {"clip_norm": 10, "lr": 0.1}}
     assert override(tables, ["clip_norm=none"]) == {"train": {"lr": 0.1}}
+    assert override(tables, ["clip_norm=None"]) == {"train": {"lr": 0.1}}
     assert override({}, ["train.augment=none"]) == {"train": {}}
     assert Experiment.from_dict(override({**GIVEN, **tables}, ["clip_norm=none"])).train.clip_norm is None
     with raises(ConfigError, key="train.lr"):

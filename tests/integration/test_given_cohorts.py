@@ -195,7 +195,7 @@ def test_the_command_partition_writes_and_reads_files(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_split_table_names_its_key(split: dict[str, Any], key: str) -> None:
-    with raises(FedkeepError, key=key):
+    with raises(FedkeepError, key=key, mentions=[key]):
         load_data_and_clients(experiment(split=split))
 
 

@@ -102,6 +102,13 @@ def test_a_kept_run_has_the_measures_of_the_run(tmp_path: Path, table: spec.Tabl
     assert ours["seconds"] == pytest.approx(theirs["seconds"], abs=0.002)
     assert ours["forgetting"] == theirs["forgetting"]
     assert again.finished
+    for name in ("confusion", "cohorts"):
+        with raises(FedkeepError, key=name.removesuffix("s"), value=ANY):
+            getattr(again, name)
+    frame = again.to_pandas()
+    assert list(frame)[:5] == ["accuracy", "train_loss", "bytes_down", "bytes_up", "seconds"]
+    same = ["accuracy", "train_loss", *list(frame)[5:]]
+    assert frame[same].equals(run.to_pandas()[same].round({"train_loss": 4}))
     shown, missing = Job(table, ["two"], ["fedavg"], 1, tmp_path / "small").load_existing()
     assert not missing
     assert shown.cells["two", "fedavg"].histories[0].accuracy[-1] == run.accuracy[-1]
@@ -199,7 +206,7 @@ def runs(tmp_path: Path, table: spec.Table) -> Path:
 
 
 def test_verdicts(runs: Path, table: spec.Table) -> None:
-    found = {(entry.column, entry.row.name): entry for entry in ledger.entries([table], runs)}
+    found = {(entry.column, entry.row.name): entry for entry in ledger.read([table], runs).entries}
     assert {name: entry.verdict for (_, name), entry in found.items() if entry.column == "two"} == {
         "fedavg": "baseline",
         "better": "agrees",
@@ -220,7 +227,7 @@ def test_verdicts(runs: Path, table: spec.Table) -> None:
 
 def test_a_disagreement_without_an_explanation_says_so(runs: Path, table: spec.Table, tmp_path: Path) -> None:
     (tmp_path / "table-0.toml").write_text(TABLE.replace('explained.worse = "[the page](page.md)"', ""))
-    found = ledger.entries([spec.read(tmp_path / "table-0.toml", "small/table-0")], runs)
+    found = ledger.read([spec.read(tmp_path / "table-0.toml", "small/table-0")], runs).entries
     assert [entry.reason for entry in found if entry.verdict == "disagrees"] == ["unexplained"]
 
 
@@ -229,7 +236,7 @@ def test_runs_without_a_value_or_a_gap_say_why(tmp_path: Path, table: spec.Table
     other.about["train"]["lr"] = 0.5
     runs = {"two/better-seed-0": finished(table, "better", 0, 0.5), "two/worse-seed-0": other}
     kept.write(tmp_path / "small" / "table-0.jsonl.gz", runs)
-    found = {entry.row.name: entry for entry in ledger.entries([table], tmp_path) if entry.column == "two"}
+    found = {entry.row.name: entry for entry in ledger.read([table], tmp_path).entries if entry.column == "two"}
     assert (found["better"].verdict, found["better"].reason) == (
         "one seed",
         "the baseline has no run with the same seed",
@@ -271,7 +278,7 @@ def test_a_figure_printed_again_is_counted_once(runs: Path, tmp_path: Path) -> N
     (tmp_path / "table-2.toml").write_text(text)
     found = {
         (entry.column, entry.row.name): entry
-        for entry in ledger.entries([spec.read(tmp_path / "table-2.toml", "small/table-2")], runs)
+        for entry in ledger.read([spec.read(tmp_path / "table-2.toml", "small/table-2")], runs).entries
     }
     assert {key: entry.verdict for key, entry in found.items()} == {
         ("again", "fedavg"): "repeated",
@@ -285,7 +292,7 @@ def test_a_figure_printed_again_is_counted_once(runs: Path, tmp_path: Path) -> N
     head, columns = text.split("[columns.again]")
     only = columns.split("paper.fedavg")[0] + "paper.better = { final = 60.0 }"
     (tmp_path / "table-2.toml").write_text(f"{head}[rows]\nbetter = {{}}\n[columns.again]{only}")
-    [entry] = ledger.entries([spec.read(tmp_path / "table-2.toml", "small/table-2")], runs)
+    [entry] = ledger.read([spec.read(tmp_path / "table-2.toml", "small/table-2")], runs).entries
     assert entry.verdict == "baseline", "with another baseline a figure is not the same comparison"
 
 
@@ -311,6 +318,34 @@ def test_the_command_prints_the_ledger(runs: Path, tmp_path: Path) -> None:
         "| two | Worse | final % | 60.00 | 45.00±7.07 | 2 | +10.00 | -10.00 | disagrees: [the page](page.md) |"
         in markdown
     )
+    narrow = CliRunner().invoke(app, command, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert max(map(len, narrow)) <= 80
+    worse = next(line for line in narrow if "Worse" in line)
+    assert worse.split() == ["Worse", "60.00", "45.00±7.07", "2", "+10.00", "-10.00", "disagrees:", "[the"]
+    assert any(line.rstrip().endswith("within the paper's noise") for line in narrow)
+
+
+def test_a_ledger_of_no_folder_is_an_error(tmp_path: Path, table: spec.Table) -> None:
+    with raises(RunError, key="--runs", value=ANY):
+        ledger.read([table], tmp_path / "nowhere")
+
+
+def test_a_damaged_file_does_not_end_the_ledger(runs: Path, tmp_path: Path) -> None:
+    for name in ("table-0", "table-1"):
+        (tmp_path / f"{name}.toml").write_text(TABLE)
+    tables = [spec.read(tmp_path / f"{name}.toml", f"small/{name}") for name in ("table-0", "table-1")]
+    damaged = runs / "small" / "table-1.jsonl.gz"
+    damaged.write_bytes(b"no gzip")
+    found = ledger.read(tables, runs)
+    assert [text for text in found.problems if str(damaged) in text] == found.problems
+    assert len(found.problems) == 1
+    assert {entry.verdict for entry in found.entries if entry.table.name == "small/table-1"} == {"not run"}
+    assert ledger.totals(found.entries)["small"]["agrees"] == 1
+    (runs / "small").rename(runs / tmp_path.name)
+    done = CliRunner().invoke(app, ["reproduce", str(tmp_path / "table-1.toml"), "--ledger", "--runs", str(runs)])
+    assert done.exit_code == 1
+    assert "table-1.jsonl.gz is damaged" in done.stderr
+    assert "not run" in done.stdout
 
 
 # Figures
@@ -353,4 +388,5 @@ def test_an_unknown_plot_is_refused(tmp_path: Path) -> None:
 def test_the_page_is_what_the_command_prints() -> None:
     page = (REPOSITORY / "docs" / "ledger.md").read_text()
     done = CliRunner().invoke(app, ["reproduce", "--ledger", "--markdown", "--runs", str(REPOSITORY / "results")])
+    assert done.exit_code == 0, done.stderr
     assert page.partition("<!-- made by fedkeep reproduce --ledger -->\n\n")[2].rstrip() == done.stdout.rstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -382,9 +381,8 @@ def test_augmentation_equals_a_loop_over_pixels(
     crop, flip, cutout, channels, height, width, as_bytes, reflect, seed
 ) -> None:
     rng = np.random.default_rng(seed)
-    augment = Augment(crop, flip, cutout, "reflect" if reflect else "zeros")
-    if reflect:
-        augment = dataclasses.replace(augment, crop=min(crop, augment.largest_crop((height, width))))
+    crop = min(crop, height - 1, width - 1) if reflect else crop
+    augment = Augment(crop, flip, cutout, "reflect" if reflect and crop else "zeros")
     x = rng.integers(0, 256, (5, channels, height, width)).astype(np.uint8)
     x = x if as_bytes else x / 255
     drawn = {key: value[0] for key, value in augment.draw(rng, 1, 5, (height, width)).items()}
@@ -453,7 +451,16 @@ def test_an_augment_without_options_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("crop", -1), ("crop", 1.5), ("crop", True), ("cutout", -1), ("cutout", "2"), ("flip", 1), ("padding", "edge")],
+    [
+        ("crop", -1),
+        ("crop", 1.5),
+        ("crop", True),
+        ("cutout", -1),
+        ("cutout", "2"),
+        ("flip", 1),
+        ("padding", "edge"),
+        ("padding", "reflect"),
+    ],  # without a crop
 )
 def test_invalid_augmentation_raises(option: str, value: Any) -> None:
     with raises(DataError, f"augment.{option}", value):

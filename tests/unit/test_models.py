@@ -326,7 +326,7 @@ def test_conversion_warns_of_a_norm_that_would_erase_its_input(caplog: pytest.Lo
         models.to_group_norm(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm2d(1)))
         assert caplog.records == []
         new = models.to_group_norm(nn.Sequential(nn.BatchNorm1d(1)))
-    assert [(record.name, record.args) for record in caplog.records] == [("fedkeep.models.norm", ("0",))]
+    assert [(record.name, record.args) for record in caplog.records] == [("fedkeep.models.norm", ("layer 0",))]
     assert new(torch.randn(3, 1)).abs().max() < 1e-3  # only rounding errors remain
 
 
@@ -375,7 +375,7 @@ def check(model: nn.Module, x: Any = None, n_classes: int = 3) -> None:
 )
 def test_batch_norm_raises_and_names_the_layer_and_group_norm(norm, name) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Sequential(norm), nn.Linear(5, 3))
-    with raises(ModelError, "1.0", name, mentions=["nn.GroupNorm"]):
+    with raises(ModelError, "1.0", name, mentions=["layer 1.0", "nn.GroupNorm"]):
         check_model(model)
     with raises(ModelError, "model", "BatchNorm1d"):
         check_model(nn.BatchNorm1d(3))

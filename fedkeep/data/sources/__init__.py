@@ -12,7 +12,7 @@ import numpy as np
 from fedkeep._util.text import did_you_mean
 from fedkeep._util.validate import require_bool
 from fedkeep.data.dataset import Dataset, from_arrays
-from fedkeep.data.sources import arrays, cifar, femnist, hub, idx, images, named, tables
+from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, tables
 from fedkeep.data.sources.common import Missing, Options, Raw, errors_named, hold_out, to_path
 from fedkeep.errors import DataError
 
@@ -50,6 +50,7 @@ def load(
     - an .npz, .parquet or .csv file, or a pair (or dict) of tables to train and to test on
     - a folder: IDX files, CIFAR binary batches, images by class, tables
     - "hf:NAME" for a Hugging Face data set
+    - "generated:NAME" for random data of the size of a named data set
 
     `root` is the folder of the named data sets; the default is $FEDKEEP_DATA, else ~/.cache/fedkeep.
 
@@ -141,6 +142,8 @@ def _read(source: Source, root: str | Path | None, options: Options) -> Raw:
     if isinstance(source, str):
         if source.startswith(hub.PREFIX):
             return hub.read(source.removeprefix(hub.PREFIX), options)
+        if source.startswith(generated.PREFIX):
+            return generated.read(source.removeprefix(generated.PREFIX), options)
         name = named.canonical_name(source)
         if name is not None:
             return named.read(name, root, options)
@@ -173,7 +176,7 @@ def _read_file(path: Path, source: str | Path, options: Options) -> Raw:
         )
     if suffix or isinstance(source, Path) or "/" in source or "\\" in source:
         raise Missing(f"there is no file or folder {path}", key=str(path))
-    valid = [*named.NAMES, "hf:NAME", "FILE", "FOLDER"]
+    valid = [*named.NAMES, "hf:NAME", "generated:NAME", "FILE", "FOLDER"]
     raise DataError(
         f"unknown data set {source!r}: {did_you_mean(source, valid)}", key="source", value=source, valid=valid
     )

@@ -36,19 +36,19 @@ def read_folder(path: Path, options: Options) -> Raw:
         if train := _json_files(folder / "train"):
             test = _json_files(folder / "test")
             test_part = _read_leaf(test, options) if test else None
-            return _with_test(Raw(_read_leaf(train, options), test_part, "femnist"), options)
+            return with_test(Raw(_read_leaf(train, options), test_part, "femnist"), options)
         for unsplit in (*(_json_files(folder / name) for name in _UNSPLIT), _json_files(folder, "all_data*.json")):
             if unsplit:
-                return _with_test(Raw(_read_leaf(unsplit, options), None, "femnist"), options)
+                return with_test(Raw(_read_leaf(unsplit, options), None, "femnist"), options)
     if not tables.recognises(path):
         raise Missing(
             f"{path} has no JSON files of LEAF (train/*.json, test/*.json) and no train*.parquet", key=str(path)
         )
     columns = Options(x=options.x, y=options.y, ids=options.ids or "writer_id")
-    return _with_test(tables.read_folder(path, columns), options)
+    return with_test(tables.read_folder(path, columns), options)
 
 
-def _with_test(raw: Raw, options: Options) -> Raw:
+def with_test(raw: Raw, options: Options) -> Raw:
     """Return the data with a test set, split off if there is none."""
     if raw.test is None:
         return _split_off_test(raw, options)
