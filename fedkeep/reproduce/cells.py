@@ -15,6 +15,7 @@ from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
 from fedkeep.experiments.run import existing_run, require_same
 from fedkeep.experiments.sweep import Progress, folder_name, run_all
+from fedkeep.experiments.workers import MakeCallbacks
 from fedkeep.reproduce import kept
 from fedkeep.reproduce.recorded import Instruments
 from fedkeep.reproduce.spec import Table
@@ -199,7 +200,8 @@ class Job:
         experiments = {label: cell.experiment for label, cell in by_label.items()}
         folder = self.folder(self.rows[0])  # the same for all selected rows
         instruments = self.instruments
-        make_callbacks = instruments.callbacks if instruments else list
+        make_callbacks: MakeCallbacks = instruments.callbacks if instruments else list
+        make_callbacks()  # if it cannot work, no run is started
         with closing(run_all(experiments, folder, jobs, progress, make_callbacks)) as outcomes:
             for label, outcome in outcomes:
                 cell = by_label[label]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.errors import raises
 from support.progress import Silent
 
-from fedkeep.errors import ConfigError
-from fedkeep.instruments import analyse
+from fedkeep.errors import ConfigError, FedkeepError
+from fedkeep.instruments import analyse, every
 from fedkeep.reproduce import spec
 from fedkeep.reproduce.against_paper import compare_columns
 from fedkeep.reproduce.cells import Job
@@ -81,6 +82,12 @@ def test_a_finished_run_without_values_is_analysed_and_not_repeated(tmp_path: Pa
     assert values["final"] == final
     assert values[CLIENTS] == np.mean(analyse(folder, "alignment")["alignment"]["layers"]["classifier"]["clients"])
     assert (folder / "rounds.jsonl").read_bytes() == written
+
+
+def test_instruments_need_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(every, "current_ranks", lambda: SimpleNamespace(size=2))
+    with raises(FedkeepError, key="instruments", value=2):
+        run(read(tmp_path), tmp_path / "runs")
 
 
 @pytest.mark.parametrize(
