@@ -23,7 +23,7 @@ from fedkeep.runs.history import History
 from fedkeep.runs.label_counts import label_counts_of
 
 # The settings that define the task, not how a method solves it. Forgetting depends on which rounds are evaluated.
-PROBLEM_SETTINGS = ("rounds", "participation", "eval_every", "cohorts")
+PROBLEM_SETTINGS = ("rounds", "participation", "eval_every", "cohorts", "reductions")
 NAME_KEYS = {"method": "name", "model": "name", "data": "source", "split": "kind"}
 _SAME_SKEW = 0.1  # how far the label skew of two random splits of one kind may differ
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}

@@ -33,9 +33,10 @@ from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_choice, require_label
 from fedkeep.data import Augment, load, partition
+from fedkeep.data.reductions import check_reductions
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
@@ -202,6 +203,11 @@ def _settings(table: dict[str, Any]) -> Settings:
     for key, value in table.items():
         if isinstance(value, bool) and key not in ("deterministic", "tf32", "drop_last"):
             raise ConfigError(f"train.{key} cannot be {str(value).lower()}", key=f"train.{key}", value=value)
+    if table.get("reductions") is not None:
+        try:
+            table = {**table, "reductions": check_reductions(table["reductions"])}
+        except FedkeepError as error:
+            raise ConfigError(f"train.{error}", key=f"train.{error.key}", value=error.value) from None
     try:
         return _settings_adapter().validate_python(table)
     except ValidationError as error:

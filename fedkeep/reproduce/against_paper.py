@@ -80,7 +80,7 @@ def compare_columns(job: Job, results: Results) -> list[ColumnComparison]:
     return [
         ColumnComparison(
             column,
-            ("digits instead of " if job.quick else "") + table.columns[column].label,
+            ("digits instead of " if job.quick and table.quick.data else "") + table.columns[column].label,
             _compare_row(job, results, column, table.baseline),
             [_compare_row(job, results, column, row) for row in job.rows],
             table.measures,

@@ -287,6 +287,46 @@ def test_a_second_public_set_raises() -> None:
         numbered().with_public(1).with_public(1)
 
 
+def test_the_classes_of_a_public_set_can_be_unbalanced() -> None:
+    """Of 4 classes with 200 examples each, 80 are public: 20 of each if alpha is large, almost all of one if small."""
+    y = np.arange(800) % 4
+    data = from_arrays(np.arange(800)[:, None], y, y[:, None], y)
+    for alpha, largest in ((1e9, (20, 32)), (0.01, (70, 80))):
+        split = data.with_public(0.1, seed=1, alpha=alpha)
+        parts = [split.x_train, split.public.x, split.public.x_val]
+        assert [len(x) for x in parts] == [720, 60, 20]
+        assert sorted(torch.cat(parts).flatten().tolist()) == list(range(800))
+        classes = torch.cat([split.public.y, split.public.y_val])
+        assert largest[0] <= classes.bincount().max() <= largest[1]
+        assert split.public.y_val.bincount().argmax() == split.public.y.bincount().argmax() or alpha > 1
+    used_up = data.with_public(0.5, validation=0.0, alpha=1e-3).public.y.bincount(minlength=4)
+    assert (used_up.max(), used_up.sum()) == (200, 400)
+
+
+def test_clients_can_have_the_public_set_alone() -> None:
+    split = numbered().with_public(0.1, seed=3)
+    only = split.only_public()
+    assert torch.equal(only.x_train, split.public.x)
+    assert torch.equal(only.y_train, split.public.y)
+    assert only.public is split.public
+    assert load("digits", public=2, validation=0.5, public_only=True).y_train.bincount().tolist() == [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ({"public_alpha": 0.5}, "public_alpha", 0.5),
+        ({"public": 3, "public_alpha": 0.5}, "public_alpha", 0.5),
+        ({"public": 0.1, "public_alpha": 0.0}, "public_alpha", 0.0),
+        ({"public_only": True}, "public_only", True),
+        ({"public": 0.1, "public_only": 1}, "public_only", 1),
+    ],
+)
+def test_options_of_a_public_set_that_cannot_be_used_raise(options: Any, key: str, value: object) -> None:
+    with raises(DataError, key, value):
+        load("digits", **options)
+
+
 def test_a_dict_of_inputs_is_split_like_an_array() -> None:
     n = np.arange(12)
     data = from_arrays({"a": n, "b": n[:, None] * 10}, n % 3, {"a": n, "b": n[:, None]}, n % 3).with_public(1)
