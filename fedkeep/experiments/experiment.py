@@ -65,7 +65,10 @@ class Experiment(BaseModel):
 
         An error names the key, the value and the valid choices.
         """
+        recorded = "made_by" in tables  # the experiment of a run
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
+        if recorded and "method" in tables:
+            tables["method"] = _with_values_before(tables["method"])
         _require_known("", tables, cls.model_fields)
         tables.setdefault("train", {})
         if isinstance(tables["train"], dict):
@@ -157,6 +160,12 @@ class Experiment(BaseModel):
             "split": dict(split),
             "train": train,
         }
+
+
+def _with_values_before(table: Any) -> Any:
+    """Add the hyperparameters that did not exist when a run was made, if its method is known."""
+    kind = methods.REGISTRY.get(table.get("name", "")) if isinstance(table, dict) else None
+    return table if kind is None else {**kind.values_before(), **table}
 
 
 _METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file that do not define the run

@@ -29,7 +29,7 @@ class FedSSD(FedAvg):
                          warning="made for learning rates of about 0.01; with 0.1 and momentum 0.9 training can "
                                  "fail from 0.7 on")  # fmt: skip
     form: str = hyper("outside", "where M stands in eq. 3: outside the square, as a coefficient, or inside, as printed",
-                      choices=("outside", "inside"), test_value="inside")  # fmt: skip
+                      choices=("outside", "inside"), before="inside", test_value="inside")  # fmt: skip
     reduce: str = hyper("sum", "over the channels: their sum, as printed, or their mean", choices=("sum", "mean"),
                         test_value="mean")  # fmt: skip
 
