@@ -290,6 +290,12 @@ class FedAvg:
         """Return the hyperparameters' defaults by name."""
         return {f.name: f.default for f in dataclasses.fields(cls) if "hyper" in f.metadata}
 
+    @classmethod
+    def values_before(cls) -> dict[str, Any]:
+        """Return the values, by name, that hyperparameters had in runs that were made before they existed."""
+        before = {name: declared.before for name, declared in cls.hyperparameters().items()}
+        return {**cls.defaults(), **{name: value for name, value in before.items() if value is not None}}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the method's name and the values of its hyperparameters."""
         return {"name": self.name, **{name: getattr(self, name) for name in self.hyperparameters()}}

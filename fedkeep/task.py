@@ -255,8 +255,11 @@ class Task:
         wanted = self.autocast is not None
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
             module = self._call_train if train else self._call_eval
-            with batch_statistics(len(tree.leaves(x)[0])) if self.mixes_examples else nullcontext():
-                return self.accelerator.call(lambda: module(params, use))
+            return self.accelerator.call(lambda: self._with_batch_statistics(x, lambda: module(params, use)))
+
+    def _with_batch_statistics(self, x: Any, call: Callable[[], Any]) -> Any:
+        with batch_statistics(len(tree.leaves(x)[0])) if self.mixes_examples else nullcontext():
+            return call()
 
 
 class _FunctionalModule:

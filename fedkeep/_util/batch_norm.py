@@ -104,7 +104,7 @@ def masked_batch_norm(x: Tensor, mask: Tensor, weight: Tensor | None, bias: Tens
     >>> masked_batch_norm(x, torch.tensor([True, True, False]), None, None, 0.0)[:2].flatten()
     tensor([-1.,  1.])
     """
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _wide(x)
     axes, ones = (0, *range(2, x.ndim)), [1] * (x.ndim - 2)
     real = mask.to(wide.dtype).reshape(-1, 1, *ones)
     count = (real.sum() * math.prod(x.shape[2:])).clamp(min=1)  # 0 for a client that has no more steps
@@ -115,6 +115,30 @@ def masked_batch_norm(x: Tensor, mask: Tensor, weight: Tensor | None, bias: Tens
     if bias is not None:
         out = out + bias.reshape(-1, *ones)
     return out.to(x.dtype)
+
+
+def unmasked_batch_norm(
+    x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Normalise [B, C, ...] by a given mean and variance of every channel, or by those of the batch for None.
+
+    >>> x = torch.tensor([[1.0], [3.0]])
+    >>> unmasked_batch_norm(x, None, None, None, None, 0.0).flatten()
+    tensor([-1.,  1.])
+    """
+    wide, ones = _wide(x), [1] * (x.ndim - 2)
+    if mean is None or variance is None:
+        variance, mean = torch.var_mean(wide, (0, *range(2, x.ndim)), correction=0)
+    scale = torch.rsqrt(variance + eps)
+    scale = scale if weight is None else scale * weight
+    centred = wide - mean.reshape(-1, *ones)
+    if bias is None:
+        return (centred * scale.reshape(-1, *ones)).to(x.dtype)
+    return torch.addcmul(bias.reshape(-1, *ones), centred, scale.reshape(-1, *ones)).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def has_batch_statistics(model: nn.Module) -> bool:

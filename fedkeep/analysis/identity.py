@@ -23,7 +23,7 @@ from fedkeep.runs.history import History
 from fedkeep.runs.label_counts import label_counts_of
 
 # The settings that define the task, not how a method solves it. Forgetting depends on which rounds are evaluated.
-PROBLEM_SETTINGS = ("rounds", "participation", "eval_every", "cohorts")
+PROBLEM_SETTINGS = ("rounds", "participation", "eval_every", "cohorts", "reductions")
 NAME_KEYS = {"method": "name", "model": "name", "data": "source", "split": "kind"}
 _SAME_SKEW = 0.1  # how far the label skew of two random splits of one kind may differ
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
@@ -75,7 +75,7 @@ class Identity:
         if isinstance(augment := setting["train"].get("augment"), dict):
             setting["train"]["augment"] = {**asdict(Augment()), **augment}
         if (method := methods.REGISTRY.get(setting["method"].get("name", ""))) is not None:
-            setting["method"] = {**method.defaults(), **setting["method"]}
+            setting["method"] = {**method.values_before(), **setting["method"]}
         if (label := about.get("label")) is not None:
             setting = {"label": label, **setting}
         data, split = ({k: v for k, v in setting[key].items() if k != "seed"} for key in ("data", "split"))

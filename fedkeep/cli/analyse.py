@@ -16,7 +16,10 @@ def analyse(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a checkpoint.")],
     what: Annotated[
         str,
-        typer.Option(help="Comma-separated: where, divergence, alignment, gradients, losses, tsne, surface; or all."),
+        typer.Option(
+            help="Comma-separated: where, divergence, alignment, gradients, losses, probabilities, tsne, surface, "
+            "training, confusion, neurons, circle, regions; or all."
+        ),
     ] = "where,divergence,alignment,gradients,losses",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also plot the results into this folder (extra plots).")
@@ -24,7 +27,7 @@ def analyse(
     formats: Annotated[str, typer.Option("--format", help="File formats, comma-separated: pdf, png, svg.")] = "pdf,png",
     samples: Annotated[int, typer.Option(help="Number of test examples in a t-SNE.")] = 200,
     client: Annotated[
-        int | None, typer.Option(help="Client of the loss surface (default: the cohort's first).")
+        int | None, typer.Option(help="Client of surface and confusion (default: the cohort's first).")
     ] = None,
     steps: Annotated[int, typer.Option(help="Points of the loss surface along each direction.")] = 15,
     span: Annotated[float, typer.Option(help="The loss surface goes from -SPAN to SPAN.")] = 1.0,
@@ -36,7 +39,8 @@ def analyse(
     Example: fedkeep analyse runs/digits --what where,divergence,tsne -o figures
     """
     from fedkeep._util.optional import require_extra
-    from fedkeep.instruments.study import Options, analyse, parse_study_names
+    from fedkeep.instruments.options import Options
+    from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
 

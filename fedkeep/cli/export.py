@@ -73,7 +73,10 @@ def plot(
     formats: Annotated[str, typer.Option("--format", help="pdf, png, svg; separated by commas.")] = "pdf,png",
     only: Annotated[
         str,
-        typer.Option(help="Some of accuracy, classes, round_forgetting, where, split, local, anatomy, consistency."),
+        typer.Option(
+            help="Some of accuracy, classes, round_forgetting, where, split, local, anatomy, consistency (the default: "
+            "all of these), or other plots that docs/reproduce.md names."
+        ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:

@@ -107,7 +107,8 @@ def disclaimers(job: Job) -> list[str]:
 def caption(column: ColumnComparison) -> str:
     """Explain the columns and symbols of a table."""
     baseline = column.baseline.label
-    parts = [f"vs {baseline}: improvement over {baseline}, here and in the paper; = same sign, ≠ different sign"]
+    signs = ", here and in the paper; = same sign, ≠ different sign"
+    parts = [f"vs {baseline}: improvement over {baseline}{signs if column.is_printed(column.measures[0]) else ''}"]
     marks = {_mark(gap) for gap in column.gaps(column.measures[0]).values()}
     parts += ["~ within noise, here or in the paper"] if "~" in marks else []
     parts += ["? one seed"] if "?" in marks else []
@@ -117,12 +118,16 @@ def caption(column: ColumnComparison) -> str:
 
 
 def headings(column: ColumnComparison) -> list[str]:
-    """Return the headings: each measure here, in the paper, the difference; for the first measure also the gaps."""
+    """Return the headings: each measure here, in the paper, the difference; for the first measure also the gaps.
+
+    What concerns the paper is left out for a measure of which it prints no figure.
+    """
     out: list[str] = []
     for name in column.measures:
-        out += [get_measure(name).head, "paper", "diff"]
+        printed = column.is_printed(name)
+        out += [get_measure(name).head, *(["paper", "diff"] if printed else [])]
         if name == column.measures[0]:
-            out += [f"vs {column.baseline.label}", "paper"]
+            out += [f"vs {column.baseline.label}", *(["paper"] if printed else [])]
     return out
 
 
@@ -130,12 +135,14 @@ def row_cells(column: ColumnComparison, row: MethodRow) -> list[str]:
     """Format the cells of one row."""
     out: list[str] = []
     for name in column.measures:
-        comparison = row.measures[name]
+        comparison, printed = row.measures[name], column.is_printed(name)
         digits = comparison.measure.digits
-        out += [format_ours(comparison), format_paper(comparison), format_gap(comparison.difference, digits)]
+        paper = [format_paper(comparison), format_gap(comparison.difference, digits)]
+        out += [format_ours(comparison), *(paper if printed else [])]
         if name == column.measures[0]:
             gap = column.gaps(name).get(row.name, Gap())
-            out += [format_gap(gap.ours, digits), f"{format_gap(gap.theirs, digits)} {_mark(gap)}".rstrip()]
+            theirs = f"{format_gap(gap.theirs, digits)} {_mark(gap)}".rstrip()
+            out += [format_gap(gap.ours, digits), *([theirs] if printed else [])]
     return out
 
 

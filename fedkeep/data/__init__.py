@@ -5,6 +5,7 @@ from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.data.partition import Partition
 from fedkeep.data.plan import ClientPlan, make_plan
+from fedkeep.data.reductions import Reduction
 from fedkeep.data.seeds import sample_cohort
 from fedkeep.data.sources import load
 
@@ -14,6 +15,7 @@ __all__ = [
     "Dataset",
     "InputPipeline",
     "Partition",
+    "Reduction",
     "from_arrays",
     "load",
     "make_plan",

@@ -57,6 +57,25 @@ class Dataset:
         """The shape of one example; () for dicts."""
         return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
 
+    def with_held_out_test(self, share: float) -> Dataset:
+        """Return the data set with a fraction of each class's training examples in place of the test set.
+
+        They are always the same examples, so that hyperparameters can be chosen on them and not on the test set.
+        """
+        require_number("held_out", share, above=0, below=1, error=DataError)
+        y, rng = self.y_train.numpy(), split_rng(0, "test")
+        by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
+        held_out = np.sort(np.concatenate([members[: round(share * len(members))] for members in by_class]))
+        rest = np.setdiff1d(np.arange(len(y)), held_out)
+        if not len(held_out) or not len(rest):
+            raise DataError(
+                f"held_out = {share}: of {len(y)} training examples, {len(held_out)} would be held out",
+                key="held_out",
+                value=share,
+            )
+        test = self._train_on(held_out)
+        return replace(self._train_on(rest), x_test=test.x_train, y_test=test.y_train, test_ids=test.ids)
+
     def drop_small_owners(self, at_least: int) -> Dataset:
         """Return the data set without owners that have fewer than `at_least` examples (50 in Flashback).
 
@@ -77,12 +96,19 @@ class Dataset:
         return self._without_owners(small)
 
     def with_public(
-        self, public: float | int, validation: float = 0.25, seed: int = 0, *, by_id: bool = False
+        self,
+        public: float | int,
+        validation: float = 0.25,
+        seed: int = 0,
+        *,
+        by_id: bool = False,
+        alpha: float | None = None,
     ) -> Dataset:
         """Return the data set with some training examples moved to the server's public set.
 
         `public` is a fraction of the training examples (0 < public < 1), or a whole number of examples per class. With
-        `by_id` it is a number of owners: all their examples move, those of the test set too.
+        `by_id` it is a number of owners: all their examples move, those of the test set too. With `alpha`, the classes
+        of a fraction are unbalanced: their proportions are drawn from Dirichlet(alpha).
 
         The fraction `validation` of the public set is held out for validation (of each class, if `public` is a number
         per class). At least one example (per class) remains for training.
@@ -90,6 +116,12 @@ class Dataset:
         if self.public is not None:
             raise DataError("this data set already has a public set", key="public", value=public)
         require_number("validation", validation, low=0, below=1, error=DataError)
+        if alpha is not None:
+            require_number("public_alpha", alpha, low=1e-6, high=1e30, error=DataError)
+            if by_id or not isinstance(public, float):
+                raise DataError(
+                    "public_alpha needs public as a fraction, such as 0.03", key="public_alpha", value=alpha
+                )
         rng = split_rng(seed, "public")
         if by_id:
             return self._with_public_owners(public, validation, rng)
@@ -99,7 +131,9 @@ class Dataset:
             n_val = min(math.ceil(validation * public - 1e-9), int(public) - 1)
             val, train = drawn[:, :n_val].reshape(-1), drawn[:, n_val:].reshape(-1)
         elif isinstance(public, float) and 0 < public < 1:
-            val, train = _split_validation(rng.permutation(n)[: max(1, round(public * n))], validation)
+            number = max(1, round(public * n))
+            drawn = rng.permutation(n)[:number] if alpha is None else _draw_unbalanced(rng, y, number, alpha)
+            val, train = _split_validation(drawn, validation)
         else:
             raise DataError(
                 f"public must be a fraction between 0 and 1, or a number of examples per class of at least 1, "
@@ -116,6 +150,15 @@ class Dataset:
         val, train = np.sort(val), np.sort(train)
         rest = np.setdiff1d(np.arange(n), np.concatenate([val, train]))
         return replace(self._train_on(rest), public=_make_public(self.x_train, self.y_train, train, val))
+
+    def only_public(self) -> Dataset:
+        """Return the data set with the training part of the public set as its only training examples.
+
+        One client with these examples is a model trained on the public set alone, a baseline for methods that use it.
+        """
+        if self.public is None:
+            raise DataError("public_only needs a public set: public=0.1, or public_ids", key="public_only", value=True)
+        return replace(self, x_train=self.public.x, y_train=self.public.y, ids=None)
 
     def _with_public_owners(self, number: float | int, validation: float, rng: np.random.Generator) -> Dataset:
         owners = np.unique(self._require_ids("public_ids"))
@@ -230,3 +273,14 @@ def _draw_of_class(rng: np.random.Generator, y: np.ndarray, c: int, number: int)
             value=number,
         )
     return rng.choice(members, number, replace=False)
+
+
+def _draw_unbalanced(rng: np.random.Generator, y: np.ndarray, number: int, alpha: float) -> np.ndarray:
+    """Draw some examples, in random order; the proportions of their classes are drawn from Dirichlet(alpha).
+
+    A class that has too few examples for its proportion gives all it has, and the others fill up.
+    """
+    classes, inverse, sizes = np.unique(y, return_inverse=True, return_counts=True)
+    weight = np.maximum(rng.dirichlet(np.full(len(classes), alpha)), 1e-300)[inverse] / sizes[inverse]
+    # the smallest of exponential random numbers divided by weights are a draw with these weights, without replacement
+    return rng.permutation(np.argsort(np.log(rng.exponential(size=len(y))) - np.log(weight))[:number])

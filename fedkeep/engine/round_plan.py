@@ -8,6 +8,7 @@ import numpy as np
 
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
+from fedkeep.data.reductions import ClientExamples
 from fedkeep.engine.cohorts import CohortSequence
 from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.local import ClientJob
@@ -30,10 +31,11 @@ class RoundPlanner:
     """Makes the plans of a run's rounds, on request or ahead of time while a GPU works on the round before."""
 
     def __init__(self, settings: Settings, data: Dataset, clients: Partition, ranks: Ranks) -> None:
-        self.settings, self.clients, self.ranks = settings, clients, ranks
+        self.settings, self.ranks = settings, ranks
         self.cohorts = CohortSequence.of(settings, len(clients))
         self.image = image_size(data, settings)
         self.labels, self.n_classes = data.y_train.numpy(), data.n_classes
+        self.examples = ClientExamples(clients, self.labels, self.n_classes, settings.reductions or ())
         self._ahead: RoundPlan | None = None
 
     def plan(self, number: int) -> RoundPlan:
@@ -51,17 +53,17 @@ class RoundPlanner:
     def cohort(self, number: int) -> tuple[list[int], list[int]]:
         """Return the clients that take part in a round, and the sampled ones without examples."""
         sampled = self.cohorts.sampled(number)
-        cohort = [k for k in sampled if self.clients.size(k)]
-        return cohort, [k for k in sampled if not self.clients.size(k)]
+        sizes = {k: self.examples.size(k, number) for k in sampled}
+        return [k for k in sampled if sizes[k]], [k for k in sampled if not sizes[k]]
 
     def job(self, client: int, number: int) -> ClientJob:
         """Return one client's job in a round; its state is added later."""
-        examples = self.clients[client]
+        examples = self.examples.of(client, number)
         plan = client_plan(self.settings, number, client, len(examples), self.image)
         return ClientJob(client, examples, np.bincount(self.labels[examples], minlength=self.n_classes), plan, {})
 
     def _plan(self, number: int) -> RoundPlan:
         cohort, skipped = self.cohort(number)
-        divided = self.ranks.divide([self.clients.size(k) for k in cohort])
+        divided = self.ranks.divide([self.examples.size(k, number) for k in cohort])
         shares = [[cohort[i] for i in share] for share in divided]
         return RoundPlan(number, cohort, skipped, shares, [self.job(k, number) for k in shares[self.ranks.rank]])

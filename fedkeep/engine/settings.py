@@ -15,6 +15,7 @@ from fedkeep import optim
 from fedkeep._util.validate import require_bool, require_choice, require_number, require_whole
 from fedkeep.data.augment import Augment
 from fedkeep.data.federation_file import Cohorts, check_cohorts
+from fedkeep.data.reductions import Reduction, check_reductions
 from fedkeep.errors import FedkeepError
 
 SMALL_MODEL = 100_000  # weights, up to which a CPU is fastest with a stacked cohort on one thread
@@ -65,6 +66,7 @@ class SettingsDict(TypedDict, total=False):
     dp_noise: float | None
     dp_delta: float
     cohorts: str | PathLike[str] | Sequence[Sequence[int]] | None
+    reductions: Sequence[Reduction | Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Settings:
     noise on the sum in multiples of that norm; dp_delta: the delta at which epsilon is computed.
     cohorts: the clients of every round, instead of random ones: a federation file, or one list of client ids per
     round. `participation` then has no effect.
+    reductions: examples that clients lose during the run, `fedkeep.data.Reduction`s or dicts with their fields.
     """
 
     rounds: int = 50
@@ -123,6 +126,7 @@ class Settings:
     dp_noise: float | None = None
     dp_delta: float = 1e-5
     cohorts: str | Cohorts | None = None
+    reductions: tuple[Reduction, ...] | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
@@ -139,6 +143,8 @@ class Settings:
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
         self._set_cohorts()
+        if self.reductions is not None:
+            object.__setattr__(self, "reductions", check_reductions(self.reductions) or None)
         self._set_dtype("dtype", DTYPES)
         if self.autocast is not None:
             self._set_dtype("autocast", AUTOCAST)

@@ -33,9 +33,10 @@ from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_choice, require_label
 from fedkeep.data import Augment, load, partition
+from fedkeep.data.reductions import check_reductions
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
@@ -64,7 +65,10 @@ class Experiment(BaseModel):
 
         An error names the key, the value and the valid choices.
         """
+        recorded = "made_by" in tables  # the experiment of a run
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
+        if recorded and "method" in tables:
+            tables["method"] = _with_values_before(tables["method"])
         _require_known("", tables, cls.model_fields)
         tables.setdefault("train", {})
         if isinstance(tables["train"], dict):
@@ -158,6 +162,12 @@ class Experiment(BaseModel):
         }
 
 
+def _with_values_before(table: Any) -> Any:
+    """Add the hyperparameters that did not exist when a run was made, if its method is known."""
+    kind = methods.REGISTRY.get(table.get("name", "")) if isinstance(table, dict) else None
+    return table if kind is None else {**kind.values_before(), **table}
+
+
 _METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file that do not define the run
 
 
@@ -202,6 +212,11 @@ def _settings(table: dict[str, Any]) -> Settings:
     for key, value in table.items():
         if isinstance(value, bool) and key not in ("deterministic", "tf32", "drop_last"):
             raise ConfigError(f"train.{key} cannot be {str(value).lower()}", key=f"train.{key}", value=value)
+    if table.get("reductions") is not None:
+        try:
+            table = {**table, "reductions": check_reductions(table["reductions"])}
+        except FedkeepError as error:
+            raise ConfigError(f"train.{error}", key=f"train.{error.key}", value=error.value) from None
     try:
         return _settings_adapter().validate_python(table)
     except ValidationError as error:

@@ -211,10 +211,10 @@ def _open_folder(
 def _require_same_run(path: Path, about: dict[str, Any], method: FedAvg) -> str:
     """Return the id of the run in a folder; raise if it is another run than the one described by `about`.
 
-    Hyperparameters and settings that an older version did not record have their defaults.
+    Hyperparameters and settings that an older version did not record have the values of that version.
     """
     saved = read_experiment(path)
-    saved["method"] = {**method.defaults(), **saved["method"]}
+    saved["method"] = {**method.values_before(), **saved["method"]}
     made_by = saved.get("made_by", {})
     if made_by.get("engine") != "flower":
         raise RunError(

@@ -184,6 +184,12 @@ def resolve_settings(arguments: Mapping[str, Any], run_config: Mapping[str, Any]
             key="cohorts",
             value=settings.cohorts,
         )
+    if settings.reductions is not None:
+        raise ConfigError(
+            "reductions is for simulations: a client of a federation has data of its own, from its data_fn",
+            key="reductions",
+            value=settings.reductions,
+        )
     return settings
 
 

@@ -17,7 +17,8 @@ from fedkeep.instruments.formulas import (
     weight_divergence,
 )
 from fedkeep.instruments.next_round import NextRound, open_run, train_next_round
-from fedkeep.instruments.study import CHEAP, STUDIES, Options, analyse
+from fedkeep.instruments.options import Options
+from fedkeep.instruments.study import CHEAP, STUDIES, analyse
 from fedkeep.instruments.surface import (
     hessian_directions,
     loss_surface,

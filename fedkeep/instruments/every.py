@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeep._util.validate import require_whole
+from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.simulation import Simulation
-from fedkeep.instruments.study import Options, Result, analyse, parse_study_names
+from fedkeep.errors import FedkeepError
+from fedkeep.instruments.options import Options, Result
+from fedkeep.instruments.study import analyse, parse_study_names
 from fedkeep.runs.history import Record
 from fedkeep.runs.reading import read_instruments, write_instruments
 
@@ -24,6 +27,13 @@ class Every:
     """
 
     def __init__(self, n: int, what: str | list[str] | tuple[str, ...] = (), options: Options | None = None) -> None:
+        if current_ranks().size > 1:  # only rank 0 calls callbacks, but a trial round needs all ranks
+            raise FedkeepError(
+                "instruments need a run in one process: start it without torchrun, or analyse its folder afterwards",
+                key="instruments",
+                value=current_ranks().size,
+                valid=[1],
+            )
         self.n, self.what, self.options = require_whole("n", n, low=1), parse_study_names(what), options
         self.values: list[Result] = []
 

@@ -5,7 +5,9 @@ The run is not affected: no file is written, no lock is taken, and the simulatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +19,13 @@ from torch import Tensor, nn
 
 from fedkeep import forgetting, losses, tree
 from fedkeep._util import arrays
-from fedkeep.data import Dataset, Partition
+from fedkeep._util.text import one_line
+from fedkeep._util.validate import require_choice
+from fedkeep.data import Dataset, Partition, partition
 from fedkeep.data.augment import InputPipeline
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.round_plan import RoundPlanner
 from fedkeep.engine.simulate import restore_simulation
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import ConfigError, FedkeepError, RunError
@@ -50,7 +55,7 @@ class NextRound:
     def label_counts(self) -> np.ndarray:
         """[K, C] number of examples of each client and class."""
         y, classes = self.simulation.data.y_train.numpy(), self.simulation.task.n_classes
-        return np.stack([np.bincount(y[self.simulation.clients[k]], minlength=classes) for k in self.ids])
+        return np.stack([np.bincount(y[self.examples_of(k)], minlength=classes) for k in self.ids])
 
     @property
     def models(self) -> list[Tree]:
@@ -65,7 +70,12 @@ class NextRound:
     @cached_property
     def class_accuracy(self) -> np.ndarray:
         """[1 + K + 1, C] class accuracy of `models` on the test set."""
-        return forgetting.class_accuracy(np.stack([confusion for confusion, _ in self._evaluated]))
+        return forgetting.class_accuracy(self.confusion)
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """[1 + K + 1, C, C] confusion matrices of `models` on the test set."""
+        return np.stack([confusion for confusion, _ in self._evaluated])
 
     @cached_property
     def test_loss(self) -> np.ndarray:
@@ -81,8 +91,12 @@ class NextRound:
     def own_examples(self, client: int, most: int | None = None) -> tuple[Any, Tensor]:
         """Return the inputs and classes of one client's examples, at most the first `most`."""
         s = self.simulation
-        at = torch.from_numpy(s.clients[client][:most]).to(s.y.device)
+        at = torch.from_numpy(self.examples_of(client)[:most]).to(s.y.device)
         return self.inputs(tree.take(s.x, at)), s.y[at]
+
+    def examples_of(self, client: int) -> np.ndarray:
+        """Return a client's examples in this round, as indices into the training data."""
+        return self.simulation.planner.examples.of(client, self.round)
 
     def test_examples(self, most: int) -> tuple[Any, Tensor]:
         """Return the inputs and classes of at most `most` test examples, evenly spaced over the test set."""
@@ -103,6 +117,28 @@ def train_next_round(simulation: Simulation) -> NextRound:
         )
     after = simulation.aggregate(result)["params"]
     return NextRound(simulation, number, ids, tree.detach(simulation.params), result.clients["params"], after)
+
+
+def with_split(simulation: Simulation, split: Mapping[str, Any]) -> Simulation:
+    """Return the simulation with its examples divided otherwise among as many clients, for a trial round.
+
+    `split` is that of an experiment file: {"kind": "shards", "s": 2}. FedNTD's figures 18 and 19 send a global model to
+    clients that are unlike those it was trained by.
+    """
+    s, other = simulation, copy.copy(simulation)
+    kinds = [kind for kind in partition.KINDS if kind not in ("by_id", "file")]
+    options = {"n_clients": len(s.clients), "seed": s.settings.seed, **split}
+    divide = partition.KINDS[require_choice("split.kind", options.pop("kind", None), kinds)]
+    try:
+        other.clients = divide(s.data.y_train, **options)
+    except TypeError as error:
+        raise FedkeepError(f"split = {dict(split)}: {one_line(error)}", key="split", value=dict(split)) from None
+    if len(other.clients) != len(s.clients):
+        message = f"split.n_clients = {len(other.clients)}, but the run has {len(s.clients)} clients"
+        raise FedkeepError(message, key="split.n_clients", value=len(other.clients), valid=[len(s.clients)])
+    planner = RoundPlanner(s.settings, s.data, other.clients, s.ranks)
+    other.planner, other.round_trainer = planner, dataclasses.replace(s.round_trainer, planner=planner)
+    return other
 
 
 def open_run(

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeep import forgetting as fg
 from fedkeep import tree
-from fedkeep._util.text import list_some
-from fedkeep._util.validate import require_choice, require_number, require_whole
+from fedkeep._util.validate import require_choice
 from fedkeep.engine.simulation import Simulation
-from fedkeep.errors import FedkeepError
 from fedkeep.instruments import formulas, surface
-from fedkeep.instruments.next_round import NextRound, open_run, train_next_round
+from fedkeep.instruments.local_training import training
+from fedkeep.instruments.neurons import alignment, circle, neurons
+from fedkeep.instruments.next_round import NextRound, open_run, train_next_round, with_split
+from fedkeep.instruments.options import CHUNK, Options, Result, names_of_models
+from fedkeep.instruments.predictions import confusion, regions
+from fedkeep.instruments.probabilities import mean_probabilities
 from fedkeep.tree import Tree
-
-Result = dict[str, Any]
-CHUNK = 1000  # examples per forward pass
-DIRECTIONS = ("hessian", "random")
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the costly studies, t-SNE and loss surface."""
-
-    samples: int = 200  # test examples in a t-SNE; a loss surface uses at most 5 times as many of a client's examples
-    client: int | None = None  # the client of the loss surface; None: the first of the cohort
-    steps: int = 15  # points of the loss surface along each direction
-    span: float = 1.0  # the loss surface goes from -span to span
-    directions: str = "hessian"  # or "random"
-    seed: int = 0  # of t-SNE, random directions and noise
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("samples", 2, None), ("steps", 2, 1001), ("seed", 0, None)):
-            require_whole(name, getattr(self, name), low=low, high=high)
-        require_number("span", self.span, above=0)
-        require_choice("directions", self.directions, DIRECTIONS)
 
 
 def analyse(
@@ -54,7 +34,8 @@ def analyse(
     """
     names = parse_study_names(what)
     simulation = source if isinstance(source, Simulation) else open_run(source, **parts)
-    trial, options = train_next_round(simulation), options or Options()
+    options = options or Options()
+    trial = train_next_round(with_split(simulation, options.split) if options.split else simulation)
     return {
         "round": trial.round,
         "clients": trial.ids,
@@ -105,26 +86,6 @@ def divergence(trial: NextRound, options: Options) -> Result:
     }
 
 
-def alignment(trial: NextRound, options: Options) -> Result:
-    """Return how many neurons keep their preferred class, for the last two dense layers (FedNTD table 2).
-
-    A layer's neurons are the inputs of the dense layer above, after the non-linearity. The keys of `layers` are the
-    names of those dense layers; it is empty if the model has none.
-    """
-    preferences = [_preferences(trial, params) for params in trial.models]
-    before, clients, after = preferences[0], preferences[1:-1], preferences[-1]
-    return {
-        "layers": {
-            name: {
-                "neurons": len(before[name]),
-                "clients": [formulas.alignment(before[name], one[name]) for one in clients],
-                "after": formulas.alignment(before[name], after[name]),
-            }
-            for name in list(before)[-2:]
-        }
-    }
-
-
 def gradients(trial: NextRound, options: Options) -> Result:
     """Return how much the clients' gradients disagree at the global weights (FedNTD eq. 8).
 
@@ -157,7 +118,7 @@ def tsne(trial: NextRound, options: Options) -> Result:
         features = [task.outputs(params, x)[0].flatten(1).double().cpu().numpy() for params in trial.models]
     stacked = np.stack(features)
     return {
-        "models": ["before", *(f"client {k}" for k in trial.ids), "after"],
+        "models": names_of_models(trial),
         "y": y.tolist(),
         "points": formulas.tsne(stacked, options.seed).tolist(),
         "silhouette": formulas.separation(stacked, y.cpu().numpy()),
@@ -166,15 +127,7 @@ def tsne(trial: NextRound, options: Options) -> Result:
 
 def loss_surface(trial: NextRound, options: Options) -> Result:
     """Return the loss around one client's model, on its own examples (FedNTD figure 14)."""
-    client = trial.ids[0] if options.client is None else options.client
-    if client not in trial.ids:
-        cohort = list_some([str(k) for k in trial.ids])
-        raise FedkeepError(
-            f"client {client} is not in the cohort of round {trial.round} (valid: {cohort})",
-            key="client",
-            value=client,
-            valid=trial.ids,
-        )
+    client = options.chosen_client(trial)
     x, y = trial.own_examples(client, most=5 * options.samples)
     task, params = trial.simulation.task.without_accelerator, tree.take(trial.clients, trial.ids.index(client))
 
@@ -200,8 +153,14 @@ STUDIES: dict[str, Study] = {
     "alignment": alignment,
     "gradients": gradients,
     "losses": loss_before_and_after,
+    "probabilities": mean_probabilities,
     "tsne": tsne,
     "surface": loss_surface,
+    "training": training,
+    "confusion": confusion,
+    "neurons": neurons,
+    "circle": circle,
+    "regions": regions,
 }
 CHEAP = ("where", "divergence", "alignment", "gradients", "losses")
 
@@ -236,36 +195,3 @@ def _gradient(trial: NextRound, client: int) -> Tree:
         grads = torch.autograd.grad(loss, tree.leaves(params), materialize_grads=True)
         total = tree.add(total, tree.like(params, [g.detach() for g in grads]))
     return total
-
-
-def _preferences(trial: NextRound, params: Tree) -> dict[str, np.ndarray]:
-    """Return the preferred class of the neurons below each dense layer, in the order of the forward pass."""
-    task = trial.simulation.task.without_accelerator
-    model = task.module(params).to(task.device)
-    weighted = {name: m for name, m in model.named_modules() if list(m.parameters(recurse=False))}
-    order: list[str] = []
-    inputs: dict[str, list[Tensor]] = {}
-
-    def record_inputs(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            order.append(name)
-            if isinstance(module, nn.Linear):
-                x = args[0].detach()
-                inputs.setdefault(name, []).append(x.flatten(1, -2).mean(1) if x.ndim > 2 else x)
-
-        return hook
-
-    handles = [module.register_forward_pre_hook(record_inputs(name)) for name, module in weighted.items()]
-    x, y = trial.test_examples(len(trial.simulation.y_test))
-    with torch.no_grad():
-        for start in range(0, len(y), CHUNK):
-            model(tree.take(x, slice(start, start + CHUNK)))
-    for handle in handles:
-        handle.remove()
-    # below the first layer are the model's inputs, not neurons
-    hidden = [name for name in dict.fromkeys(order) if name in inputs and name != order[0]]
-    classes = y.cpu().numpy()
-    return {
-        name: formulas.class_preference(torch.cat(inputs[name]).double().cpu().numpy(), classes, task.n_classes)
-        for name in hidden
-    }

@@ -8,7 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from fedkeep._util.text import list_some
-from fedkeep.instruments.study import Result
+from fedkeep.instruments.formulas import relation
+from fedkeep.instruments.options import Result
+
+_OWN_AND_OTHER = ("in_local", "out_local")
 
 
 def sentences(analysis: Result) -> list[str]:
@@ -74,6 +77,12 @@ def _losses(r: Result) -> str:
     )
 
 
+def _probabilities(r: Result) -> str:
+    share, probability = (np.array(r[key], dtype=float) for key in ("label_counts", "clients"))
+    rho = relation(share / np.maximum(r["largest"], 1), probability)["pearson"]
+    return f"Probabilities: the correlation of a class's label count with its mean probability is {rho:.2f}."
+
+
 def _tsne(r: Result) -> str:
     by_class, by_model = r["silhouette"]["by_class"], r["silhouette"]["by_model"]
     return (
@@ -93,6 +102,43 @@ def _surface(r: Result) -> str:
     return f"{text} The largest eigenvalues of its Hessian are {_numbers(r['eigenvalues'])}."
 
 
+def _training(r: Result) -> str:
+    epochs = r["epochs"][-1]
+    own, other = ([float(np.nanmean(np.array(r[key][at], dtype=float))) for at in (0, -1)] for key in _OWN_AND_OTHER)
+    return (
+        f"Training: within {epochs} epoch{'s' * (epochs > 1)} the clients' accuracy goes from {own[0]:.0%} to "
+        f"{own[1]:.0%} on their own classes and from {other[0]:.0%} to {other[1]:.0%} on other classes."
+    )
+
+
+def _confusion(r: Result) -> str:
+    before, local = (float(np.trace(matrix) / np.sum(matrix)) for matrix in (r["before"], r["local"]))
+    return f"Confusion: the test accuracy is {before:.0%} before and {local:.0%} in the model of client {r['client']}."
+
+
+def _neurons(r: Result) -> str:
+    if not r["models"]:
+        return "Neurons: this model has no hidden neurons below a dense layer."
+    preferred = [len(set(one)) for one in (r["preferences"][0], r["preferences"][-1])]
+    return (
+        f"Neurons: the {len(r['preferences'][0])} neurons of the last hidden layer prefer {preferred[0]} classes "
+        f"before and {preferred[1]} after."
+    )
+
+
+def _circle(r: Result) -> str:
+    if not r["models"]:
+        return "Circle: this model does not have two features."
+    return f"Circle: angles of the features of {len(r['y'])} test examples in {len(r['models'])} models."
+
+
+def _regions(r: Result) -> str:
+    if not r["models"]:
+        return "Regions: the examples are not points in a plane."
+    known = [len({c for row in one for c in row}) for one in (r["classes"][0], r["classes"][-1])]
+    return f"Regions: the global model predicts {known[0]} classes before and {known[1]} after."
+
+
 def _numbers(values: list[float]) -> str:
     return " and ".join(f"{value:.3g}" for value in values)
 
@@ -103,6 +149,12 @@ _FORMATS: dict[str, Callable[[Result], str]] = {
     "alignment": _alignment,
     "gradients": _gradients,
     "losses": _losses,
+    "probabilities": _probabilities,
     "tsne": _tsne,
     "surface": _surface,
+    "training": _training,
+    "confusion": _confusion,
+    "neurons": _neurons,
+    "circle": _circle,
+    "regions": _regions,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -35,18 +35,19 @@ class FedDF(FedAvg):
                                   choices=(True, False), test_value=True,
                                   test_with={"lr": 0.1, "batch_size": 2})  # fmt: skip
 
+    average_of: str = hyper("logits", "what of the clients' models the teacher averages",
+                            choices=("logits", "probabilities"), test_value="probabilities")  # fmt: skip
+
     def init_server(self, task: Task, params: Params) -> ServerTree:
         """Raise without public data."""
         server_training.require_public(task, self.name, validation=True)
         return {"params": params}
 
     def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
-        """Average, then minimise KL(softmax(mean of the clients' logits) || softmax(z)) on the public inputs."""
+        """Average, then minimise KL(teacher || softmax(z)) on the public inputs; the teacher averages the clients."""
         average = super().aggregate(task, server, uploads, cohort)["params"]
         public = server_training.require_public(task, self.name, validation=True)
-        teacher, teacher_val = (
-            server_training.ensemble(task, uploads["params"], x).mean(0) for x in (public.x, public.x_val)
-        )
+        teacher, teacher_val = (self._teacher(task, uploads["params"], x) for x in (public.x, public.x_val))
 
         def loss(w: Params, at: Tensor) -> Tensor:
             return kl(task.apply(w, tree.take(public.x, at), train=True), teacher[at]).mean()
@@ -64,3 +65,10 @@ class FedDF(FedAvg):
         )
         params = server_training.train(task, average, loss, check, len(teacher), cohort.seed, options)
         return {"params": params}
+
+    def _teacher(self, task: Task, clients: Tree, x: Any) -> Tensor:
+        """Return the teacher's logits: the mean of the clients', or the logarithm of their mean probabilities."""
+        logits = server_training.ensemble(task, clients, x)
+        if self.average_of == "logits":
+            return logits.mean(0)
+        return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))

@@ -25,11 +25,11 @@ class FedSSD(FedAvg):
     name: ClassVar[str] = "fedssd"
     paper: ClassVar[str] = "He et al., IEEE TBD 2022"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    M_max: float = hyper(1.0, "upper bound of the channels' weights", low=0, fedavg_at=0.0, test_value=0.3,
+    M_max: float = hyper(0.1, "upper bound of the channels' weights", low=0, fedavg_at=0.0, test_value=0.3,
                          warning="made for learning rates of about 0.01; with 0.1 and momentum 0.9 training can "
-                                 "diverge from 0.7 on")  # fmt: skip
-    form: str = hyper("inside", "where M stands in eq. 3: inside the square, as printed, or outside, as a coefficient",
-                      choices=("inside", "outside"), test_value="outside")  # fmt: skip
+                                 "fail from 0.7 on")  # fmt: skip
+    form: str = hyper("outside", "where M stands in eq. 3: outside the square, as a coefficient, or inside, as printed",
+                      choices=("outside", "inside"), before="inside", test_value="inside")  # fmt: skip
     reduce: str = hyper("sum", "over the channels: their sum, as printed, or their mean", choices=("sum", "mean"),
                         test_value="mean")  # fmt: skip
 

@@ -14,7 +14,7 @@ from fedkeep._util.validate import require_choice
 from fedkeep.errors import ModelError
 from fedkeep.models.networks import Network, cnn_fedka, cnn_fedntd, cnn_fedssd, mlp
 from fedkeep.models.norm import to_group_norm
-from fedkeep.models.resnet import resnet8, resnet10, resnet18, resnet50
+from fedkeep.models.resnet import resnet8, resnet10, resnet18, resnet50, resnet56
 
 __all__ = [
     "REGISTRY",
@@ -29,6 +29,7 @@ __all__ = [
     "resnet10",
     "resnet18",
     "resnet50",
+    "resnet56",
     "to_group_norm",
 ]
 
@@ -41,6 +42,7 @@ REGISTRY: dict[str, Callable[..., Network]] = {
     "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "resnet56": resnet56,
 }
 
 

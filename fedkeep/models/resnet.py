@@ -89,6 +89,7 @@ DEPTHS = {
     "resnet10": Depth("FedNTD's network of section G.3: 4 stages of one block.", Basic, (1, 1, 1, 1)),
     "resnet18": Depth("4 stages of two blocks.", Basic, (2, 2, 2, 2)),
     "resnet50": Depth("FedGKD's, FedSSD's and FedKA's for Tiny-ImageNet: 4 stages.", Bottleneck, (3, 4, 6, 3)),
+    "resnet56": Depth("FedNTD's network of table 13: 3 stages.", Bottleneck, (6, 6, 6), 16, small_stem=True),
 }
 
 
@@ -111,7 +112,7 @@ def _constructor(name: str) -> Callable[..., Network]:
     return resnet
 
 
-resnet8, resnet10, resnet18, resnet50 = (_constructor(name) for name in DEPTHS)
+resnet8, resnet10, resnet18, resnet50, resnet56 = (_constructor(name) for name in DEPTHS)
 
 
 def _resnet(

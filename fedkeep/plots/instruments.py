@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.plots import features, recorded
 from fedkeep.plots.style import COLOUR_SCALE, COLOURS, figure, make_folder, parse_formats, plot_style, save
 
 
@@ -57,32 +58,6 @@ def divergence(r: dict[str, Any], clients: list[int]) -> Any:
     return fig
 
 
-def tsne(r: dict[str, Any], clients: list[int]) -> Any:
-    """Plot the features of all models, coloured by class and by model (FedNTD figures 19-21)."""
-    points, y = np.array(r["points"]), np.array(r["y"])
-    fig = figure(7.0, 3.3)
-    by_class, by_model = fig.subplots(1, 2)
-    from matplotlib import colormaps
-
-    hues = colormaps["tab20" if y.max() >= 10 else "tab10"]
-    flat, classes = points.reshape(-1, 2), np.tile(y, len(points))
-    for c in np.unique(y):
-        at = flat[classes == c]
-        by_class.scatter(*at.T, s=5, color=hues(int(c) % hues.N), linewidths=0)
-        by_class.annotate(str(c), np.median(at, axis=0), fontsize=9, fontweight="bold", ha="center", va="center")
-    middle = colormaps["viridis"](np.linspace(0.05, 0.9, max(1, len(points) - 2)))
-    for k, name in enumerate(r["models"]):
-        ends = {0: COLOURS[6], len(points) - 1: COLOURS[1]}
-        colour, size = (ends[k], 9) if k in ends else (middle[k - 1], 5)
-        by_model.scatter(*points[k].T, s=size, color=colour, linewidths=0, label=name, zorder=3 if k in ends else 2)
-    for axes, title in ((by_class, "by class"), (by_model, "by model")):
-        axes.set_title(title)
-        axes.set_axis_off()
-    if len(points) <= 14:
-        fig.legend(loc="outside right center", markerscale=2)
-    return fig
-
-
 def surface(r: dict[str, Any], clients: list[int]) -> Any:
     """Plot the loss over the plane of two directions, and under noise on the weights (FedNTD figure 14)."""
     fig = figure(6.4, 2.6)
@@ -102,6 +77,9 @@ def surface(r: dict[str, Any], clients: list[int]) -> Any:
 PLOTS: dict[str, Callable[[dict[str, Any], list[int]], Any]] = {
     "where": where,
     "divergence": divergence,
-    "tsne": tsne,
+    "tsne": lambda r, clients: features.by_class_and_model([("", r)]),
     "surface": surface,
+    "training": lambda r, clients: recorded.training([("", r)]),
+    "confusion": lambda r, clients: recorded.confusion([("", r)]),
+    "neurons": lambda r, clients: recorded.neurons([("", r)]),
 }

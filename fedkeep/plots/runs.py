@@ -18,7 +18,7 @@ from fedkeep.analysis.anatomy import loss_by_class
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
-from fedkeep.plots import local_models
+from fedkeep.plots import clients, local_course, local_models, one_client, recorded
 from fedkeep.plots.style import (
     COLOUR_SCALE,
     COLOURS,
@@ -42,9 +42,10 @@ def plot(
 ) -> list[Path]:
     """Draw runs into a folder and return the files; a plot without data is skipped with a warning.
 
-    Different problems are drawn into different files, which end in the number of the problem.
+    `only` names some of `ALL_PLOTS`; without it, those of `PLOTS` are drawn. Different problems are drawn into
+    different files, which end in the number of the problem.
     """
-    names = [require_choice("only", name, PLOTS, "plot") for name in only] or list(PLOTS)
+    names = [require_choice("only", name, ALL_PLOTS, "plot") for name in only] or list(PLOTS)
     extensions = parse_formats(formats)
     with plot_style():
         problems, folder = read_runs(paths).problems, make_folder(folder)
@@ -52,7 +53,7 @@ def plot(
         for number, problem in enumerate(problems, start=1):
             several = len(problems) > 1
             for name in names:
-                plotted = PLOTS[name](problem.groups)
+                plotted = ALL_PLOTS[name](problem.groups)
                 if isinstance(plotted, str):
                     log.warning("plot %s is skipped: %s", name, plotted)
                     continue
@@ -194,6 +195,8 @@ PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "anatomy": local_models.anatomy,
     "consistency": local_models.consistency,
 }
+# also those that few runs have the data for
+ALL_PLOTS = {**PLOTS, **clients.PLOTS, **one_client.PLOTS, **recorded.PLOTS, **local_course.PLOTS}
 
 
 def _round_forgetting(g: Group) -> tuple[np.ndarray, np.ndarray] | None:

@@ -54,6 +54,10 @@ class ColumnComparison:
         """Whether there is any result of ours."""
         return any(comparison.ours is not None for row in self.rows for comparison in row.measures.values())
 
+    def is_printed(self, measure: str) -> bool:
+        """Return whether the paper prints a figure of this measure for any of the methods."""
+        return any(row.measures[measure].paper is not None for row in self.rows)
+
     def gaps(self, measure: str) -> dict[str, Gap]:
         """Return the gap of every other method to the baseline, by row name."""
         baseline = self.baseline.measures[measure]
@@ -80,7 +84,7 @@ def compare_columns(job: Job, results: Results) -> list[ColumnComparison]:
     return [
         ColumnComparison(
             column,
-            ("digits instead of " if job.quick else "") + table.columns[column].label,
+            ("digits instead of " if job.quick and table.quick.data else "") + table.columns[column].label,
             _compare_row(job, results, column, table.baseline),
             [_compare_row(job, results, column, row) for row in job.rows],
             table.measures,

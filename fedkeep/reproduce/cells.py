@@ -15,7 +15,9 @@ from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
 from fedkeep.experiments.run import existing_run, require_same
 from fedkeep.experiments.sweep import Progress, folder_name, run_all
+from fedkeep.experiments.workers import MakeCallbacks
 from fedkeep.reproduce import kept
+from fedkeep.reproduce.recorded import Instruments
 from fedkeep.reproduce.spec import Table
 from fedkeep.runs.history import History
 
@@ -70,6 +72,11 @@ class Job:
     runs: Path
     quick: bool = False
     overrides: Sequence[str] = ()
+
+    @property
+    def instruments(self) -> Instruments | None:
+        """What is recorded during the runs."""
+        return self.table.recorded(self.quick)
 
     def overrides_of(self, row: str) -> list[str]:
         """Return the overrides of a row. Hyperparameters (method.*) apply only to the selected rows."""
@@ -151,17 +158,18 @@ class Job:
         return results, [cell for cell in todo if cell.label in agreed]
 
     def _load(self, cell: Cell, cells: Cells) -> bool:
-        """Add an existing run to its cells, and return whether it is finished or diverged."""
+        """Add an existing run to its cells, and return whether nothing is left to do: it is complete, or diverged."""
         history = self._existing(cell)
         if history is None:
             return False
         if history.finished:
             cells.histories[cell.seed] = history
-        elif history.diverged:
+            return self.instruments is None or self.instruments.recorded_in(history)
+        if history.diverged:
             cells.diverged[cell.seed] = history.diverged  # it would diverge again
         elif history.records:
             cells.unfinished[cell.seed] = f"{history.records[-1]['round']} of {cell.experiment.train.rounds} rounds"
-        return history.finished or history.diverged is not None
+        return history.diverged is not None
 
     def _existing(self, cell: Cell) -> History | None:
         """Return a run of this table, or else the extended table's run of the same experiment, if any."""
@@ -191,13 +199,20 @@ class Job:
         by_label = {cell.label: cell for cell in todo}
         experiments = {label: cell.experiment for label, cell in by_label.items()}
         folder = self.folder(self.rows[0])  # the same for all selected rows
-        with closing(run_all(experiments, folder, jobs, progress)) as outcomes:
+        instruments = self.instruments
+        make_callbacks: MakeCallbacks = instruments.callbacks if instruments else list
+        make_callbacks()  # if it cannot work, no run is started
+        with closing(run_all(experiments, folder, jobs, progress, make_callbacks)) as outcomes:
             for label, outcome in outcomes:
                 cell = by_label[label]
                 cells = results.cells[cell.column, cell.row]
-                if isinstance(outcome, Diverged):
-                    cells.diverged[cell.seed] = str(outcome)
-                elif isinstance(outcome, FedkeepError):
-                    cells.failed[cell.seed] = str(outcome)
-                else:
+                try:
+                    if isinstance(outcome, FedkeepError):
+                        raise outcome
+                    if instruments:
+                        outcome.instruments = instruments.add_missing(folder / label)
                     cells.histories[cell.seed] = outcome
+                except Diverged as error:
+                    cells.diverged[cell.seed] = str(error)
+                except FedkeepError as error:
+                    cells.failed[cell.seed] = str(error)

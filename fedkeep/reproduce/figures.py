@@ -1,7 +1,7 @@
 """Figures of a table: its runs drawn as the papers draw theirs.
 
-A plot of runs (`fedkeep.plots.runs.PLOTS`) is drawn for every column, with one line or panel per row. `against` draws
-the table's measures over its columns, one line per row.
+A plot of runs (`fedkeep.plots.runs.ALL_PLOTS`) is drawn for every column, with one line or panel per row. `against`
+draws the table's measures over its columns, one line per row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.analysis.groups import Group, Run
-from fedkeep.plots.runs import PLOTS
+from fedkeep.plots.runs import ALL_PLOTS, PLOTS
 from fedkeep.plots.style import figure, legend, line_style, make_folder, parse_formats, plot_style, save
 from fedkeep.reproduce.against_paper import ColumnComparison
 from fedkeep.reproduce.cells import Job, Results
@@ -45,7 +45,7 @@ def _plots(job: Job, results: Results, comparisons: Sequence[ColumnComparison]) 
             continue
         for column in job.columns:
             groups = _groups(job, results, column)
-            out.append((f"{column}-{kind}", PLOTS[kind](groups) if groups else "no run has finished"))
+            out.append((f"{column}-{kind}", ALL_PLOTS[kind](groups) if groups else "no run has finished"))
     return out
 
 

@@ -2,7 +2,8 @@
 
 A line is one run as JSON: its name (column/row-seed-n), its experiment file, and for every evaluated round how many
 test examples of each class were right. That is enough for accuracies and forgetting; confusion matrices, cohorts and
-weights are not kept. A run of 200 rounds takes about 5 kB.
+weights are not kept. Of what instruments recorded, the last round's small studies are kept. A run of 200 rounds takes
+about 5 kB.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedkeep._util.validate import first_error
 from fedkeep.errors import FedkeepError, RunError
+from fedkeep.reproduce.recorded import kept_studies
 from fedkeep.runs.experiment_file import require_settings
 from fedkeep.runs.files import write_atomic
 from fedkeep.runs.history import History, hits_of
@@ -46,6 +48,7 @@ class _Kept(BaseModel):
     train_loss: list[float | None]
     ended: str | None = None
     diverged: str | None = None
+    instruments: dict[str, Any] | None = None  # of the last analysed round
 
     @model_validator(mode="after")
     def _require_one_value_per_round(self) -> _Kept:
@@ -110,9 +113,11 @@ def _to_history(path: Path, kept: _Kept) -> History:
         {"round": number, "hits": kept.hits[t], "total": kept.total, **{key: one[t] for key, one in columns.items()}}
         for t, number in enumerate(kept.rounds)
     ]
-    return History(
+    history = History(
         about["method"]["name"], settings_of(about), records, about=about, ended=kept.ended, diverged=kept.diverged
     )
+    history.instruments = [] if kept.instruments is None else [kept.instruments]
+    return history
 
 
 def _from_history(name: str, history: History) -> _Kept:
@@ -135,7 +140,19 @@ def _from_history(name: str, history: History) -> _Kept:
         carried = dict.fromkeys(carried, 0.0)
     for key in ("bytes_down", "bytes_up"):
         rows[key] = [int(value) for value in rows[key]]
-    about = json.loads(json.dumps(history.about))
     return _Kept(
-        run=name, experiment=about, total=total, ended=history.ended, diverged=history.diverged, **rows
-    )  # fmt: skip
+        run=name,
+        experiment=json.loads(json.dumps(history.about)),
+        total=total,
+        ended=history.ended,
+        diverged=history.diverged,
+        instruments=_last_studies(history),
+        **rows,
+    )
+
+
+def _last_studies(history: History) -> dict[str, Any] | None:
+    """Return the small studies of the last analysed round; None if there are none."""
+    last = history.instruments[-1] if history.instruments else {}
+    small = kept_studies(last)
+    return {key: value for key, value in last.items() if key in {"after_round", *small}} if small else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fedkeep._util.validate import require_choice
 from fedkeep.errors import ConfigError
 from fedkeep.forgetting import rounds_to, rounds_to_fractions
+from fedkeep.reproduce.recorded import higher_is_better, is_recorded, value_of
 from fedkeep.runs.history import History
 
 NEVER = math.inf  # rounds to a target that was not reached
@@ -86,6 +87,10 @@ def _at_round(number: int) -> FromHistory:
     return from_history
 
 
+def _recorded(name: str) -> FromHistory:
+    return lambda history, baseline, target: value_of(history, name)
+
+
 def _or_never(rounds: int | None) -> float:
     return NEVER if rounds is None else float(rounds)
 
@@ -108,12 +113,14 @@ _AT_ROUND = re.compile(r"at_([1-9][0-9]{0,5})")
 
 @functools.cache
 def get_measure(name: str) -> Measure:
-    """Return a measure by its name: one of `MEASURES`, or `at_<round>`, the accuracy after that round.
+    """Return a measure by its name: one of `MEASURES`, `at_<round>`, or a value that an instrument recorded.
 
-    >>> get_measure("at_50").head
-    'round 50 %'
+    >>> get_measure("at_50").head, get_measure("gradients.diversity").head
+    ('round 50 %', 'gradients diversity')
     """
+    if is_recorded(name):
+        return Measure(name.replace(".layers", "").replace(".", " "), higher_is_better(name), _recorded(name), digits=3)
     if match := _AT_ROUND.fullmatch(name):
         return Measure(f"round {match[1]} %", True, _at_round(int(match[1])))
-    require_choice("measures", name, [*MEASURES, "at_<round>"], what="measure", error=ConfigError)
+    require_choice("measures", name, [*MEASURES, "at_<round>", "<study>.<key>"], what="measure", error=ConfigError)
     return MEASURES[name]

@@ -24,13 +24,14 @@ from fedkeep._util.validate import first_error, require_choice
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
-from fedkeep.plots.runs import PLOTS
+from fedkeep.plots.runs import ALL_PLOTS
 from fedkeep.reproduce.extends import extend
 from fedkeep.reproduce.measures import get_measure
+from fedkeep.reproduce.recorded import Instruments, is_recorded
 
 TABLES = Path(__file__).parent / "tables"
 AGAINST = "against"  # the plot of the measures over the columns
-KINDS = (*PLOTS, AGAINST)
+KINDS = (*ALL_PLOTS, AGAINST)
 
 
 class _Strict(BaseModel):
@@ -119,6 +120,7 @@ class Quick(ColumnChange):
     """Changes that `--quick` makes to its one column, so that it takes about a minute on a CPU."""
 
     column: str
+    instruments: Instruments | None = None  # instead of the table's
 
 
 class Table(_Strict):
@@ -130,6 +132,7 @@ class Table(_Strict):
     measures: list[str]
     plots: list[str] = Field(default_factory=list)  # what a figure draws
     notes: list[str] = Field(default_factory=list)
+    instruments: Instruments | None = None  # what is recorded during the runs
     setting: Change
     rows: dict[str, Row]
     columns: dict[str, Column]
@@ -142,6 +145,10 @@ class Table(_Strict):
         """Raise an error for changes or figures of an unknown row, column or measure, or for a missing target."""
         for measure in self.measures:
             get_measure(measure)  # raises if there is none of this name
+            for quick in (False, True) if is_recorded(measure) else ():
+                instruments = self.recorded(quick)
+                names = instruments.what if instruments else []
+                require_choice("instruments.what", measure.partition(".")[0], names, "study", error=ConfigError)
         for plot in self.plots:
             require_choice("plots", plot, KINDS, what="plot", error=ConfigError)
         require_choice("quick.column", self.quick.column, list(self.columns), what="column", error=ConfigError)
@@ -173,6 +180,10 @@ class Table(_Strict):
     def baseline(self) -> str:
         """The first row: the method that the others are compared with."""
         return next(iter(self.rows))
+
+    def recorded(self, quick: bool) -> Instruments | None:
+        """Return what is recorded during the runs."""
+        return self.quick.instruments or self.instruments if quick else self.instruments
 
     def target(self, column: str, quick: bool) -> float | None:
         """Return the target accuracy of a column."""

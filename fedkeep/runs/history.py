@@ -40,6 +40,7 @@ class History:
     diverged: str | None = None  # the error message of a diverged run that was read from its folder
     ended: str | None = None  # why the run ended: "finished" at its last round, or "stopped" by a callback
     released: float | None = None  # epsilon of all releases of a private federation, also of rounds that were undone
+    instruments: list[dict[str, Any]] = field(default_factory=list)  # what `instruments.Every` wrote into the folder
     verified: bool = True  # whether every file that it was read from has a checksum; False for runs of format 1
 
     @property

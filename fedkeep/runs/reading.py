@@ -105,7 +105,7 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     history = History(about["method"]["name"], settings_of(about), about=about, folder=path)
     header = _read_checkpoint(history, experiment, weights)
     read_label_counts(path, experiment)
-    read_instruments(path, experiment)
+    history.instruments = read_instruments(path, experiment)
     lines = read_lines(path / ROUNDS, experiment)  # after the checkpoint: a running process writes it last
     if header is not None:
         require_lines(lines, header, experiment)

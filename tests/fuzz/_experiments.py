@@ -59,7 +59,8 @@ NAMES = [
     *methods.REGISTRY, *models.REGISTRY, *partition.KINDS, "digits", "cifar10", "by_id", "nothing", "name", "kind",
 ]  # fmt: skip
 TABLE = {
-    "data": ["source", "root", "public", "public_ids", "min_per_id", "validation", "seed", "n_classes", "mean", "std"]
+    "data": ["source", "root", "public", "public_ids", "public_alpha", "public_only", "min_per_id", "validation"]
+    + ["seed", "n_classes", "mean", "std"]
     + [f.name for f in dataclasses.fields(data.sources.common.Options)],
     "split": [
         *("kind", "n_clients", "s", "alpha", "min_size", "tries", "group", "k", "validation", "seed", "balanced"),

@@ -47,7 +47,8 @@ VALUES: list[Callable[[], Any]] = [
 ]  # fmt: skip
 OPTIONS = (
     "size", "x", "y", "ids", "tokenizer", "splits", "test", "first_label", "merge_validation", "test_writers",
-    "max_gb", "root", "public", "public_ids", "min_per_id", "validation", "seed", "n_classes", "mean", "std", "unknown",
+    "max_gb", "root", "public", "public_ids", "public_alpha", "public_only", "min_per_id", "validation", "seed",
+    "n_classes", "mean", "std", "unknown",
 )  # fmt: skip
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "n_classes", "mean", "std", "ids", "test_ids")
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from support.methods import METHODS
 from support.problems import Problem, gap
+from torch import Tensor, nn
 
 import fedkeep as fk
 from fedkeep import tree
@@ -25,6 +26,26 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+
+
+class Normalised(nn.Module):
+    """A network with two layers of BatchNorm; with features, for MOON."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.first = nn.Conv2d(1, 4, 3, padding=1), first
+        self.dense, self.second = nn.Linear(4 * 16, 6), second
+        self.classifier = nn.Linear(6, 4)
+
+    def features(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(self.conv(x))).flatten(1)
+        return F.relu(self.second(self.dense(h)))
+
+    def head(self, h: Tensor) -> Tensor:
+        return self.classifier(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -48,10 +69,39 @@ def test_robust_and_private_aggregation_on_the_gpu_equal_the_cpu(problem: Proble
     assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-9
 
 
-def test_augmentation_on_the_gpu_equals_the_cpu(problem: Problem) -> None:
-    changes = {"augment": Augment(crop=1, flip=True, cutout=2)}
+@pytest.mark.parametrize("padding", ["zeros", "reflect"])
+def test_augmentation_on_the_gpu_equals_the_cpu(problem: Problem, padding: Any) -> None:
+    changes = {"augment": Augment(crop=1, flip=True, cutout=2, padding=padding)}
     cpu = problem.run(fk.methods.FedNTD(), engine="loop", **changes)
     gpu = problem.run(fk.methods.FedNTD(), engine="stacked", device="cuda", **changes)
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["batch statistics", "frozen"])
+@pytest.mark.parametrize("name", ["fedavg", "fedntd", "scaffold", "moon"])
+def test_batch_norm_on_the_gpu_equals_the_cpu(problem: Problem, name: str, frozen: bool) -> None:
+    """Clients have 11, 6, 3, 8 and all other examples, so that batches are padded."""
+    torch.manual_seed(0)
+    norms = nn.BatchNorm2d(4, track_running_stats=frozen), nn.BatchNorm1d(6, track_running_stats=frozen)
+    model = Normalised(*norms)
+    if frozen:
+        for norm in norms:
+            norm.running_mean.uniform_(-1, 1)
+            norm.running_var.uniform_(0.5, 2)
+            norm.eval()
+    pooled = np.concatenate([np.asarray(own) for own in problem.clients])
+    unequal = dataclasses.replace(problem, model=model, clients=np.split(pooled, np.cumsum([11, 6, 3, 8])))
+    method, changes = METHODS[name](), {"batch_size": 5, "participation": 1.0}
+    cpu = unequal.run(method, engine="loop", device="cpu", **changes)
+    gpu = unequal.run(method, engine="stacked", device="cuda", deterministic=True, **changes)
+    assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["flashback", "feddf", "fedavg_finetune"])
+def test_the_average_as_a_candidate_on_the_gpu_equals_the_cpu(problem: Problem, name: str) -> None:
+    method = dataclasses.replace(METHODS[name](), include_average=True)
+    cpu = problem.run(method, engine="loop", device="cpu")
+    gpu = problem.run(method, engine="stacked", device="cuda", deterministic=True)
     assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
 
 
@@ -142,25 +192,25 @@ def test_a_step_that_cannot_be_captured_runs_without_graphs(problem: Problem, ca
     assert gap(cpu.server, tree.to(gpu.server, "cpu")) < 1e-10
 
 
-class Recurrent(torch.nn.Module):
+class Recurrent(nn.Module):
     """Reads an image row by row; `vmap` does not support it."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.lstm, self.out = torch.nn.LSTM(4, 6, batch_first=True), torch.nn.Linear(6, 4)
+        self.lstm, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.lstm(x[:, 0])[0][:, -1])
 
 
-class Gated(torch.nn.Module):
+class Gated(nn.Module):
     """Looks at its inputs, which neither `vmap` nor a graph supports. Both branches compute the same."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.out = torch.nn.Linear(16, 4)
+        self.out = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.flatten(1)
@@ -169,9 +219,7 @@ class Gated(torch.nn.Module):
 
 @pytest.mark.parametrize("model", [Recurrent, Gated])
 @pytest.mark.parametrize("name", ["fedntd", "scaffold", "fedcurv"])
-def test_a_module_that_cannot_be_vmapped_runs_on_streams(
-    problem: Problem, name: str, model: type[torch.nn.Module]
-) -> None:
+def test_a_module_that_cannot_be_vmapped_runs_on_streams(problem: Problem, name: str, model: type[nn.Module]) -> None:
     own = dataclasses.replace(problem, model=model())
     method = fk.methods.get(name)()
     gpu = own.run(method, engine="auto", device="cuda")
@@ -242,17 +290,29 @@ def test_layers_equal_torch(dtype: torch.dtype) -> None:
         assert off[0] < 2 * off[1] + 2e-2, (name, off)
 
 
-@pytest.mark.parametrize("autocast", [None, "bfloat16"])
-@pytest.mark.parametrize("model", ["cnn_fedntd", "cnn_fedssd", "resnet8"])
+NETWORKS = ["cnn_fedntd", "cnn_fedssd", "resnet8", "resnet10 with BatchNorm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "autocast"),
+    # with augmentation and autocast, torch's own convolutions refuse the teacher's weights under vmap
+    [*((model, autocast) for model in NETWORKS for autocast in (None, "bfloat16")), ("reflect padding", None)],
+)
 def test_the_papers_networks_train_alike_with_and_without_our_layers(model: str, autocast: str | None) -> None:
+    network: Any = model
+    augment = Augment()
+    if model == "resnet10 with BatchNorm":
+        network = fk.models.build("resnet10", (3, 32, 32), 10, norm="batch")
+    elif model == "reflect padding":
+        network, augment = "cnn_fedntd", Augment(crop=4, flip=True, padding="reflect")
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (60, 3, 32, 32), np.uint8), np.arange(60) % 10
     data = fk.data.from_arrays(x, y, x, y)
     clients = [np.arange(0, 25), np.arange(25, 60)]
 
     def moved(each: Any = None, **changes: Any) -> tree.Tree:
-        settings = fk.Settings(rounds=1, participation=2, epochs=1, batch_size=10, lr=0.01, **changes)
-        sim = fk.Simulation("fedntd", model, data, clients, settings)
+        settings = fk.Settings(rounds=1, participation=2, epochs=1, batch_size=10, lr=0.01, augment=augment, **changes)
+        sim = fk.Simulation("fedntd", network, data, clients, settings)
         if each is not None:
             assert sim.engine.each is layers.vmap_with_kernels
             sim.engine.each, sim.task.accelerator.kernels = each, each is layers.vmap_with_kernels

@@ -254,14 +254,41 @@ def test_an_output_that_is_not_computed_yet_is_normalised_too(each: Any, call: A
 
     def one(x: Tensor, mask: Tensor) -> Tensor:
         later = Deferred.of(Pending(lambda relu, pool: x * 2, can_pool=False), x.shape, x.dtype, x.device)
-        with real_examples(mask, padded=True), batch_statistics(len(x)):
-            return call(lambda: F.relu(F.batch_norm(later, None, None, training=True)))
+
+        def model() -> Tensor:
+            with batch_statistics(len(x)):
+                return F.relu(F.batch_norm(later, None, None, training=True))
+
+        with real_examples(mask, padded=True):
+            return call(model)
 
     stacked = each(one, x, mask)
     for k in range(2):
         assert torch.allclose(stacked[k], call_one(one, x[k], mask[k]))
         expected = F.relu(F.batch_norm(2 * x[k][mask[k]], None, None, training=True))
         assert torch.allclose(stacked[k][mask[k]], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_kernels_normalise_by_formula_as_torch_does(training: bool, affine: bool) -> None:
+    """Images in any memory layout, as our convolutions return them, under vmap and alone."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 4, 4, 3, generator=draw, dtype=torch.float64).movedim(-1, 2).requires_grad_()
+    weight, bias = torch.randn(2, 2, 3, generator=draw, dtype=torch.float64).requires_grad_()
+    averages = (None, None) if training else (torch.randn(3).double(), torch.rand(3).double() + 0.5)
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.batch_norm(x, *averages, *((weight, bias) if affine else ()), training=training)
+
+    theirs = map_clients(norm, x, weight, bias)
+    direction, given = torch.randn_like(theirs), [x, weight, bias] if affine else [x]
+    expected = torch.autograd.grad((theirs * direction).sum(), given)
+    alone = torch.stack([use_kernels(lambda k=k: norm(x[k], weight[k], bias[k])) for k in range(2)])
+    for ours in (vmap_with_kernels(norm, x, weight, bias), alone):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
+        for found, exact in zip(torch.autograd.grad((ours * direction).sum(), given), expected, strict=True):
+            assert torch.allclose(found, exact, rtol=0, atol=1e-9)
 
 
 def test_half_precision_is_normalised_in_float32() -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,9 @@ def folder(tmp_path_factory) -> Path:
         for seed in (0, 1):
             one = Experiment.from_dict({**SMALL, "method": method, "seed": seed})
             run_experiment(
-                one, path / f"{method}-{seed}", [fk.instruments.Every(2, "divergence,gradients,losses,alignment")]
+                one,
+                path / f"{method}-{seed}",
+                [fk.instruments.Every(2, "divergence,gradients,losses,alignment,probabilities")],
             )
     return path
 
@@ -210,6 +213,47 @@ def test_plots_of_local_models_show_what_was_measured(folder: Path) -> None:
     assert similar.lines[0].get_ydata() == pytest.approx(cosine)
 
 
+def test_plots_of_one_client_show_what_was_measured(folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    groups = group_runs([folder])
+    with style.plot_style():
+        accuracy, counts = plots.ALL_PLOTS["visits"](groups[:1]).axes[:2]
+        degree = plots.ALL_PLOTS["degree"](groups[:1]).axes[0]
+        share_lost, local = plots.ALL_PLOTS["minor_class"]([replace(groups[0], runs=groups[0].runs[1:])]).axes
+
+    def visits(seed: int, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Label counts, class accuracies of the local models, and forgetting degrees, in the client's rounds."""
+        rounds = [fk.load_run(folder / f"fedavg-{seed}").anatomy(t) for t in (1, 2, 3)]
+        found = [(a, a["ids"].tolist().index(client)) for a in rounds if client in a["ids"]]
+        assert len(found) == np.bincount(np.concatenate([a["ids"] for a in rounds])).max(), "the most visits"
+        lost = [fk.forgetting.forgetting_degree(a["before"], a["clients"][k]) for a, k in found]
+        return found[0][0]["label_counts"][found[0][1]], np.array([a["clients"][k] for a, k in found]), np.array(lost)
+
+    own, accuracies, lost = visits(0, int(accuracy.get_title(loc="left").split()[-1]))
+    assert np.allclose(accuracy.images[0].get_array(), accuracies.T)
+    assert [bar.get_width() for bar in counts.patches] == own.tolist()
+    assert np.allclose(degree.images[0].get_array(), lost.T[np.argsort(-own, kind="stable")])
+    _, c, _, _, client, *_ = share_lost.get_title(loc="left").replace(":", "").split()  # class 1 of client 3: ...
+    own, accuracies, lost = visits(1, int(client))
+    assert 0 < own[int(c)] < 0.05 * own.sum()
+    assert share_lost.lines[0].get_ydata() == pytest.approx(lost[:, int(c)])
+    assert local.lines[0].get_ydata() == pytest.approx(100 * accuracies[:, int(c)])
+
+
+def test_plots_of_instruments_show_what_was_recorded(folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    groups = group_runs([folder])
+    with style.plot_style():
+        losses = plots.ALL_PLOTS["losses"](groups).axes[0]
+        points = plots.ALL_PLOTS["probabilities"](groups).axes[0].collections[0].get_offsets()
+    recorded = [fk.load_run(folder / f"fedavg-{seed}").instruments for seed in (0, 1)]
+    assert losses.lines[1].get_ydata().tolist() == [one["losses"]["mean_of_clients"] for one in recorded[0]]
+    assert losses.lines[0].get_xdata()[:3].tolist() == [2.0, 2.5, 3.0]
+    expected = [p for run in recorded for one in run for p in np.ravel(one["probabilities"]["clients"])]
+    assert points[:, 1].tolist() == pytest.approx(expected)
+    assert 0 <= points[:, 0].min() <= points[:, 0].max() <= 1
+
+
 def test_the_split_plot_shows_the_ids_of_the_clients(tmp_path: Path) -> None:
     """Of 500 clients split.json holds 200, at even distances: the axis names these, not 0 to 199."""
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
@@ -243,7 +287,7 @@ def test_a_plot_without_data_is_skipped_with_a_warning(tmp_path: Path, caplog: p
 
 def test_invalid_plot_options_raise(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
-    with raises(FedkeepError, key="only", value="acuracy", valid=plots.PLOTS):
+    with raises(FedkeepError, key="only", value="acuracy", valid=plots.ALL_PLOTS):
         plots.plot([folder], tmp_path, only=["acuracy"])
     with raises(FedkeepError, key="format", value="jpeg", valid=["pdf", "png", "svg"]):
         plots.plot([folder], tmp_path, "jpeg")

@@ -17,7 +17,9 @@ from fedkeep import forgetting as fg
 from fedkeep import instruments as ins
 from fedkeep import tree
 from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.instruments import local_training
 from fedkeep.instruments.every import append_result
+from fedkeep.instruments.next_round import with_split
 from fedkeep.runs.reading import read_instruments
 
 NAN = float("nan")
@@ -283,6 +285,21 @@ def test_analyse_of_a_simulation_reports_the_missing_class(trained, incomplete) 
     assert same(before, simulation.server)
 
 
+def test_mean_probabilities_are_those_of_the_local_models_on_the_public_set(trained, incomplete) -> None:
+    data, model = trained
+    settings = fk.Settings(rounds=1, **SETTINGS)
+    for given in (data, data.with_public(2, validation=0.0)):
+        clients = incomplete if given is data else fk.data.partition.iid(given.y_train, 3)
+        simulation = fk.Simulation("fedavg", model, given, clients, settings)
+        result = ins.analyse(simulation, "probabilities")["probabilities"]
+        trial = ins.train_next_round(simulation)
+        x = trial.test_examples(len(given.y_test))[0] if given.public is None else simulation.task.public.x
+        z = torch.stack([simulation.task.apply(one, x) for one in trial.models[1:-1]])
+        assert np.allclose(result["clients"], z.softmax(-1).mean(1).detach())
+        assert result["label_counts"] == trial.label_counts.tolist()
+        assert result["largest"] == trial.label_counts.max(0).tolist(), "all clients take part"
+
+
 def test_averaging_permuted_copies_of_a_model_is_aggregation_forgetting(trained) -> None:
     """Eight models with the same function and their hidden neurons in different orders: each knows all classes, their
     average does not, and the preferences of their neurons differ from those of the first."""
@@ -446,3 +463,81 @@ def test_lines_of_repeated_rounds_are_replaced(problem: Problem, tmp_path: Path)
     append_result(path, {"after_round": 2, "again": True})
     assert [line["after_round"] for line in read_instruments(path)] == [1, 2]
     assert read_instruments(path)[1]["again"]
+
+
+# Studies of local training, predictions and neurons
+
+
+def test_training_ends_in_the_local_models_and_starts_from_the_global_one(problem: Problem) -> None:
+    simulation = problem.simulation(fk.methods.Scaffold(), epochs=3)
+    simulation.step()
+    trial = ins.train_next_round(simulation)
+    course = ins.STUDIES["training"](trial, ins.Options())
+    where = ins.STUDIES["where"](trial, ins.Options())
+    assert course["epochs"] == [0, 1, 2, 3]
+    assert course["in_local"][-1] == where["in_local"]["clients"]
+    assert course["out_local"][-1] == where["out_local"]["clients"]
+    before = np.broadcast_to(trial.class_accuracy[0], trial.label_counts.shape)
+    assert course["in_local"][0] == fk.forgetting.in_local(before, trial.label_counts).tolist()
+
+
+def test_a_round_of_the_first_epochs_has_their_batches(problem: Problem) -> None:
+    """Without augmentation, a plan of one epoch begins like one of three: the models are those of a one-epoch run."""
+    long, short = (problem.simulation(fk.methods.FedAvg(), epochs=number) for number in (3, 1))
+    stopped = ins.train_next_round(local_training.with_epochs(long, 1))
+    assert same(stopped.clients, ins.train_next_round(short).clients)
+    assert not same(stopped.clients, ins.train_next_round(long).clients)
+
+
+def test_a_trial_round_can_have_another_split(problem: Problem) -> None:
+    simulation = problem.simulation(fk.methods.FedAvg())
+    split = {"kind": "shards", "s": 1, "seed": 3}
+    trial = ins.train_next_round(with_split(simulation, split))
+    expected = fk.data.partition.shards(problem.data.y_train, len(simulation.clients), s=1, seed=3)
+    other = fk.Simulation(simulation.method, problem.model, problem.data, expected, simulation.settings)
+    assert same(trial.clients, ins.train_next_round(other).clients)
+    assert trial.label_counts.tolist() == ins.train_next_round(other).label_counts.tolist()
+    assert not same(trial.clients, ins.train_next_round(simulation).clients)
+    for wrong, key in (
+        ({"kind": "shard"}, "split.kind"),
+        ({"kind": "shards"}, "split"),
+        ({"kind": "file"}, "split.kind"),
+    ):
+        with raises(FedkeepError, key=key):
+            with_split(simulation, wrong)
+    with raises(FedkeepError, key="split.n_clients", value=2):
+        with_split(simulation, {"kind": "iid", "n_clients": 2})
+
+
+def test_confusion_matrices_agree_with_the_class_accuracies(problem: Problem) -> None:
+    simulation = problem.simulation(fk.methods.FedAvg())
+    trial = ins.train_next_round(simulation)
+    client = trial.ids[-1]
+    found = ins.STUDIES["confusion"](trial, ins.Options(client=client))
+    for name, row in (("before", 0), ("local", len(trial.ids)), ("after", -1)):
+        accuracy = fk.forgetting.class_accuracy(np.array(found[name]))
+        assert np.array_equal(accuracy, trial.class_accuracy[row], equal_nan=True)
+    assert found["label_counts"] == trial.label_counts[-1].tolist()
+
+
+def test_regions_are_the_predictions_over_the_plane() -> None:
+    data = fk.data.load("squares")
+    clients = fk.data.partition.iid(data.y_train, 2, seed=0)
+    model = fk.models.build("mlp", (2,), 4, hidden=[8])
+    simulation = fk.Simulation("fedavg", model, data, clients, fk.Settings(participation=2))
+    trial = ins.train_next_round(simulation)
+    found = ins.STUDIES["regions"](trial, ins.Options(steps=3, samples=5))
+    predict = simulation.task.module(trial.after)
+    corner = torch.tensor([[found["x"][2], found["y"][0]]])
+    assert found["classes"][-1][0][2] == int(predict(corner).argmax())
+    assert [len(points) for points in found["points"]] == [5, 5]
+    x, y, c = found["points"][0][0]
+    assert c == (x > 0) + 2 * (y > 0)
+
+
+def test_neurons_are_those_whose_alignment_is_measured(problem: Problem) -> None:
+    trial = ins.train_next_round(problem.simulation(fk.methods.FedAvg()))
+    before, *clients, after = np.array(ins.STUDIES["neurons"](trial, ins.Options())["preferences"])
+    last = list(ins.STUDIES["alignment"](trial, ins.Options())["layers"].values())[-1]
+    assert last["clients"] == [ins.alignment(before, one) for one in clients]
+    assert last["after"] == ins.alignment(before, after)

@@ -35,7 +35,7 @@ MAIN_TABLES = ["fedgkd/table-3", "fedka/table-1", "fedntd/table-1", "fedssd/tabl
 TABLES = [
     *(f"fedgkd/table-{n}" for n in (3, 5, 6, 7, 8, 9)),
     *(f"fedka/table-{n}" for n in range(1, 9)),
-    *(f"fedntd/table-{n}" for n in (1, 8, 9, 10, 11, 12, 14, "g3")),
+    *(f"fedntd/table-{n}" for n in (1, 2, 8, 9, 10, 11, 12, 13, 14, "g3")),
     *(f"fedssd/table-{n}" for n in (1, 2, 3)),
     "flashback/table-1",
 ]
@@ -127,7 +127,7 @@ UNPRINTED = {  # figures that the papers do not print, or print illegibly: table
     ("fedka/table-6", "cifar100", "final"): ["fedka_missing"],
 }
 OTHER_READINGS = {  # rows that are not in the papers' tables: other readings of a row that is
-    **{f"fedssd/table-{n}": ["fedssd_printed", "fedssd_outside", "fedssd_mean"] for n in (1, 2)},
+    **{f"fedssd/table-{n}": ["fedssd_printed", "fedssd_outside", "fedssd_chosen", "fedssd_inside"] for n in (1, 2)},
     "fedssd/table-3": [f"{row}-{alpha}" for row in ("mse_sum", "fedssd_outside") for alpha in (0.01, 0.1, 0.5)],
     **{f"fedka/table-{n}": ["fedka_printed"] for n in (1, 2, 3, 4, 5, 8)},
     "fedntd/table-1": ["fedprox_released", "moon_released"],
@@ -141,6 +141,8 @@ def test_the_papers_figures_are_complete(name: str) -> None:
     table = spec.load(name)
     for column, about in table.columns.items():
         for measure in table.measures:
+            if measure == "last10":  # ours, next to the papers' last round
+                continue
             unprinted = [row for row in table.rows if measure not in about.paper.get(row, {})]
             known = UNPRINTED.get((name, column, measure), []) + OTHER_READINGS.get(name, [])
             assert sorted(unprinted) == sorted(known), (column, measure)
@@ -224,7 +226,7 @@ def test_settings_equal_the_papers() -> None:
     for row, form, reduce in (
         ("fedssd_printed", "inside", "sum"),
         ("fedssd_outside", "outside", "sum"),
-        ("fedssd_mean", "outside", "mean"),
+        ("fedssd", "outside", "mean"),
     ):
         readings = [ssd.experiment(c, row, 0).method for c in ssd.columns]
         assert [reading["M_max"] for reading in readings] == [0.01, 0.001, 0.001]

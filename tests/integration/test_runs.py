@@ -15,6 +15,7 @@ import fedkeep as fk
 from fedkeep import tree
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import require_same
 from fedkeep.experiments.run import run as run_experiment
 from fedkeep.runs import client_store
 from fedkeep.runs.folder import RunFolder
@@ -220,3 +221,14 @@ def test_memory_holds_only_the_cohort_and_the_cache(tmp_path: Path, problem: Pro
         assert len(sim.state.clients) == len(problem.clients)
         whole = problem.run(fk.methods.Scaffold(), participation=1.0)
         assert same(whole.server, sim.server)
+
+
+def test_a_run_made_before_a_hyperparameter_existed_keeps_its_value(tmp_path: Path) -> None:
+    """FedSSD's M was inside the square before `form` existed; experiments without it now have it outside."""
+    experiment = Experiment.load("digits", ["method=fedssd", "method.form=inside", "rounds=1", "data.public=2"])
+    run_experiment(experiment, tmp_path / "run")
+    recorded = read_experiment(tmp_path / "run")
+    del recorded["method"]["form"]
+    assert Experiment.from_dict(recorded).method["form"] == "inside"
+    require_same(experiment, recorded, "it is another run", "choose another folder")
+    assert Experiment.load("digits", ["method=fedssd"]).method["form"] == "outside"

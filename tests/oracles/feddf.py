@@ -19,7 +19,10 @@ class FedDFOracle(Oracle):
 
     def divergence(self, locals_, x):
         with torch.no_grad():
-            target = F.softmax(sum(teacher(x) for teacher in locals_) / len(locals_), 1)
+            if self.h["average_of"] == "logits":
+                target = F.softmax(sum(teacher(x) for teacher in locals_) / len(locals_), 1)
+            else:
+                target = sum(F.softmax(teacher(x), 1) for teacher in locals_) / len(locals_)
         return F.kl_div(F.log_softmax(self.model(x), 1), target, reduction="batchmean")
 
     def merge(self, locals_, ids):
@@ -50,7 +53,14 @@ class FedDFOracle(Oracle):
 
 ORACLE = FedDFOracle
 CASES = [
-    {"lr": 1e-3, "batch_size": 128, "max_steps": 10, "patience": 5, "include_average": False},
-    {"lr": 0.05, "batch_size": 4, "max_steps": 15, "patience": 3, "include_average": False},
-    {"lr": 0.5, "batch_size": 4, "max_steps": 15, "patience": 3, "include_average": True},
+    {"lr": 1e-3, "batch_size": 128, "max_steps": 10, "patience": 5, "include_average": False, "average_of": "logits"},
+    {
+        "lr": 0.05,
+        "batch_size": 4,
+        "max_steps": 15,
+        "patience": 3,
+        "include_average": False,
+        "average_of": "probabilities",
+    },
+    {"lr": 0.5, "batch_size": 4, "max_steps": 15, "patience": 3, "include_average": True, "average_of": "logits"},
 ]

@@ -287,6 +287,46 @@ def test_a_second_public_set_raises() -> None:
         numbered().with_public(1).with_public(1)
 
 
+def test_the_classes_of_a_public_set_can_be_unbalanced() -> None:
+    """Of 4 classes with 200 examples each, 80 are public: 20 of each if alpha is large, almost all of one if small."""
+    y = np.arange(800) % 4
+    data = from_arrays(np.arange(800)[:, None], y, y[:, None], y)
+    for alpha, largest in ((1e9, (20, 32)), (0.01, (70, 80))):
+        split = data.with_public(0.1, seed=1, alpha=alpha)
+        parts = [split.x_train, split.public.x, split.public.x_val]
+        assert [len(x) for x in parts] == [720, 60, 20]
+        assert sorted(torch.cat(parts).flatten().tolist()) == list(range(800))
+        classes = torch.cat([split.public.y, split.public.y_val])
+        assert largest[0] <= classes.bincount().max() <= largest[1]
+        assert split.public.y_val.bincount().argmax() == split.public.y.bincount().argmax() or alpha > 1
+    used_up = data.with_public(0.5, validation=0.0, alpha=1e-3).public.y.bincount(minlength=4)
+    assert (used_up.max(), used_up.sum()) == (200, 400)
+
+
+def test_clients_can_have_the_public_set_alone() -> None:
+    split = numbered().with_public(0.1, seed=3)
+    only = split.only_public()
+    assert torch.equal(only.x_train, split.public.x)
+    assert torch.equal(only.y_train, split.public.y)
+    assert only.public is split.public
+    assert load("digits", public=2, validation=0.5, public_only=True).y_train.bincount().tolist() == [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ({"public_alpha": 0.5}, "public_alpha", 0.5),
+        ({"public": 3, "public_alpha": 0.5}, "public_alpha", 0.5),
+        ({"public": 0.1, "public_alpha": 0.0}, "public_alpha", 0.0),
+        ({"public_only": True}, "public_only", True),
+        ({"public": 0.1, "public_only": 1}, "public_only", 1),
+    ],
+)
+def test_options_of_a_public_set_that_cannot_be_used_raise(options: Any, key: str, value: object) -> None:
+    with raises(DataError, key, value):
+        load("digits", **options)
+
+
 def test_a_dict_of_inputs_is_split_like_an_array() -> None:
     n = np.arange(12)
     data = from_arrays({"a": n, "b": n[:, None] * 10}, n % 3, {"a": n, "b": n[:, None]}, n % 3).with_public(1)
@@ -636,3 +676,26 @@ def test_small_owners_are_counted_in_and_removed_from_training_and_test() -> Non
     )
     with raises(DataError, "test_ids", 2):
         from_arrays(n[:, None], n % 3, m[:, None], m % 3, test_ids=[1, 2])
+
+
+def test_held_out_training_examples_take_the_place_of_the_test_set() -> None:
+    data = owned()
+    tuning = data.with_held_out_test(0.2)
+    shown = [part[:, 0].tolist() for part in (tuning.x_train, tuning.x_test)]
+    assert sorted(shown[0] + shown[1]) == sorted(data.x_train[:, 0].tolist())
+    for part, rows, ids in ((tuning.y_train, shown[0], tuning.ids), (tuning.y_test, shown[1], tuning.test_ids)):
+        index = [data.x_train[:, 0].tolist().index(row) for row in rows]
+        assert part.tolist() == data.y_train[index].tolist()
+        assert list(ids) == list(data.ids[index])
+    counts = np.bincount(data.y_train)
+    assert np.bincount(tuning.y_test).tolist() == [round(0.2 * n) for n in counts], "a fifth of each class"
+    assert torch.equal(data.with_held_out_test(0.2).x_test, tuning.x_test), "always the same examples"
+    for share in (0, 1, 0.001):
+        with raises(DataError, "held_out", share):
+            data.with_held_out_test(share)
+
+
+def test_load_holds_out_before_it_makes_the_public_set() -> None:
+    data = load("digits", held_out=0.1, public=4)
+    assert torch.equal(data.x_test, load("digits", held_out=0.1).x_test), "whatever the seed of the public set"
+    assert len(data.y_train) + len(data.y_test) + 40 == len(load("digits").y_train)

@@ -75,6 +75,10 @@ FIFTIES = (
     *(bottleneck(64, 64) + 2 * bottleneck(256, 64), bottleneck(256, 128) + 3 * bottleneck(512, 128)),
     *(bottleneck(512, 256) + 5 * bottleneck(1024, 256), bottleneck(1024, 512) + 2 * bottleneck(2048, 512)),
 )
+FIFTY_SIXES = (
+    *(bottleneck(16, 16) + 5 * bottleneck(64, 16), bottleneck(64, 32) + 5 * bottleneck(128, 32)),
+    *(bottleneck(128, 64) + 5 * bottleneck(256, 64),),
+)
 SMALL, LARGE = 3 * 9 * 64 + 2 * 64, 3 * 49 * 64 + 2 * 64  # the 3x3 and the 7x7 stem, with their norm
 
 # name, channels, side, classes: stem, stages, classifier; the total; the width of the features. The totals of the 7x7
@@ -91,6 +95,7 @@ RESNETS = {
     ("resnet18", 3, 224, 1000): (LARGE + EIGHTEENS + 512 * 1000 + 1000, 11_689_512, 512),
     ("resnet50", 3, 64, 200): (SMALL + sum(FIFTIES) + 2048 * 200 + 200, 23_910_152, 2048),
     ("resnet50", 3, 65, 1000): (LARGE + sum(FIFTIES) + 2048 * 1000 + 1000, 25_557_032, 2048),
+    ("resnet56", 3, 32, 10): (3 * 9 * 16 + 2 * 16 + sum(FIFTY_SIXES) + 256 * 10 + 10, 591_322, 256),
 }
 
 

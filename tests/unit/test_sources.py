@@ -55,6 +55,14 @@ def equal(tensor: torch.Tensor, array: np.ndarray) -> bool:
 # arguments
 
 
+def test_the_class_of_a_point_is_its_quadrant() -> None:
+    data = load("squares")
+    assert (len(data.y_train) + len(data.y_test), data.n_classes) == (1000, 4)
+    assert float(data.x_train.abs().max()) < 4
+    right, upper = (data.x_train > 0).unbind(1)
+    assert data.y_train.tolist() == (right.long() + 2 * upper.long()).tolist()
+
+
 @pytest.mark.parametrize("name", ["digits", "Digits", "DIGITS"])
 def test_the_case_of_a_name_does_not_matter(name) -> None:
     assert load(name).name == "digits"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util.text import did_you_mean
+from fedkeep._util.validate import require_bool
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, tables
 from fedkeep.data.sources.common import Missing, Options, Raw, errors_named, hold_out, to_path
@@ -30,7 +31,10 @@ def load(
     root: str | Path | None = None,
     public: float | int | None = None,
     public_ids: int | None = None,
+    public_alpha: float | None = None,
+    public_only: bool = False,
     min_per_id: int | None = None,
+    held_out: float | None = None,
     validation: float = 0.25,
     seed: int = 0,
     n_classes: int | None = None,
@@ -42,7 +46,7 @@ def load(
 
     `source` is one of
 
-    - a name: digits, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist
+    - a name: digits, squares, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist
     - an .npz, .parquet or .csv file, or a pair (or dict) of tables to train and to test on
     - a folder: IDX files, CIFAR binary batches, images by class, tables
     - "hf:NAME" for a Hugging Face data set
@@ -52,7 +56,12 @@ def load(
 
     `public` is a fraction of the training examples, or a number of examples per class. `public_ids` is a number of
     owners (writers) whose examples all become public instead. `validation` is the fraction of the public set that is
-    held out, and `seed` decides which examples are chosen. `min_per_id` leaves out owners with fewer examples.
+    held out, and `seed` decides which examples are chosen. With `public_alpha`, the classes of a fraction are
+    unbalanced: their proportions are drawn from Dirichlet(public_alpha). With `public_only`, the clients have the
+    training part of the public set and nothing else. `min_per_id` leaves out owners with fewer examples.
+
+    `held_out` is a fraction of each class of the training examples that takes the place of the test set, so that
+    hyperparameters can be chosen without it.
 
     `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
     other options control reading: size, x, y, ids, tokenizer, splits, test, first_label, merge_validation,
@@ -63,31 +72,31 @@ def load(
     (10, 1438, 359)
     """
     name = source if isinstance(source, str | Path) else "source"
+    if public is not None and public_ids is not None:
+        raise DataError("give public or public_ids, not both", key="public_ids", value=public_ids)
+    require_bool("public_only", public_only, DataError)
     with errors_named(name):
-        return _load(source, root, public, public_ids, min_per_id, validation, seed, n_classes, mean, std, options)
+        data = _load(source, root, n_classes, mean, std, options)
+        data = data if held_out is None else data.with_held_out_test(held_out)
+        data = data if min_per_id is None else data.drop_small_owners(min_per_id)
+        data = _with_public(data, public, public_ids, public_alpha, validation, seed)
+        return data.only_public() if public_only else data
 
 
 def _load(
     source: Source,
     root: str | Path | None,
-    public: float | int | None,
-    public_ids: int | None,
-    min_per_id: int | None,
-    validation: float,
-    seed: int,
     n_classes: int | None,
     mean: Any,
     std: Any,
     options: dict[str, Any],
 ) -> Dataset:
     parsed = Options.parse(options)
-    if public is not None and public_ids is not None:
-        raise DataError("give public or public_ids, not both", key="public_ids", value=public_ids)
     raw = _number_from_zero(_with_test(_read(source, root, parsed), parsed), parsed, n_classes)
     _require_n_classes(raw, n_classes)
     assert raw.test is not None
     try:
-        data = from_arrays(
+        return from_arrays(
             raw.train.x,
             raw.train.y,
             raw.test.x,
@@ -101,10 +110,23 @@ def _load(
         )
     except DataError as error:
         raise error.converted(DataError, f"{raw.name}: {error}") from error
-    data = data if min_per_id is None else data.drop_small_owners(min_per_id)
+
+
+def _with_public(
+    data: Dataset,
+    public: float | int | None,
+    public_ids: int | None,
+    alpha: float | None,
+    validation: float,
+    seed: int,
+) -> Dataset:
     if public_ids is not None:
-        return data.with_public(public_ids, validation, seed, by_id=True)
-    return data if public is None else data.with_public(public, validation, seed)
+        return data.with_public(public_ids, validation, seed, by_id=True, alpha=alpha)
+    if public is not None:
+        return data.with_public(public, validation, seed, alpha=alpha)
+    if alpha is not None:
+        raise DataError("public_alpha needs a public set, such as public=0.03", key="public_alpha", value=alpha)
+    return data
 
 
 def _read(source: Source, root: str | Path | None, options: Options) -> Raw:

@@ -1,4 +1,4 @@
-"""Arrays: scikit-learn's digits, which come with it, and `.npz` files."""
+"""Arrays: scikit-learn's digits, which come with it, points in a plane, and `.npz` files."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ def read_digits(options: Options) -> Raw:
     table = _read_digits_table()
     x = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.float32) / 16
     return hold_out(Raw(Part(x, table[:, -1].astype(np.int64)), None, "digits", 10), 0.2)
+
+
+def read_squares(options: Options) -> Raw:
+    """Return 1,000 points drawn uniformly from (-4, 4)^2; a point's class is its quadrant (FedGKD figure 5).
+
+    The points are always the same. The test set is a fixed fifth of each class.
+    """
+    options.reject_except("squares")
+    x = np.random.default_rng(4).uniform(-4, 4, size=(1000, 2)).astype(np.float32)
+    y = (x[:, 0] > 0) + 2 * (x[:, 1] > 0)
+    return hold_out(Raw(Part(x, y.astype(np.int64)), None, "squares", 4), 0.2)
 
 
 def _read_digits_table() -> np.ndarray:

@@ -123,7 +123,8 @@ NAMED = {
         "hf download flwrlabs/femnist --repo-type dataset --local-dir {0}",
     ),
 }
-NAMES = ("digits", *NAMED)
+READY = {"digits": arrays.read_digits, "squares": arrays.read_squares}  # without files
+NAMES = (*READY, *NAMED)
 
 
 def canonical_name(name: str) -> str | None:
@@ -158,8 +159,8 @@ def how_to_get(source: object, root: str | Path | None = None) -> str | None:
 
 def read(name: str, root: str | Path | None, options: Options) -> Raw:
     """Read a named data set from its folder. If files are missing, the error has the command that downloads them."""
-    if name == "digits":
-        return arrays.read_digits(options)
+    if name in READY:
+        return READY[name](options)
     folder = data_root(root) / name
     if hint := how_to_get(name, root):
         raise Missing(hint, key=str(folder))

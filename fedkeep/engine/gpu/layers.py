@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedkeep import losses
+from fedkeep._util.batch_norm import unmasked_batch_norm
 from fedkeep._util.private_apis import active_transforms, is_batched
 from fedkeep.engine.gpu import functions
 from fedkeep.engine.gpu.deferred import Deferred, Pending, compute_outstanding, computed, may_change_in_place
@@ -115,6 +116,23 @@ def _group_norm(
     return Deferred.of(Pending(layer, can_pool=False), x.shape, x.dtype, x.device)
 
 
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    """By formula: under `vmap` torch's own refuses the memory layout of our convolutions' outputs on a GPU."""
+    x = computed(input)
+    if x.ndim != 4 or (training and running_mean is not None):
+        return None
+    return unmasked_batch_norm(x, running_mean, running_var, weight, bias, eps)
+
+
 def _relu(input: Tensor, inplace: bool = False) -> Tensor | None:
     x = input
     if not isinstance(x, Deferred) or x.pending.value is not None:
@@ -202,6 +220,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
     F.linear: _linear,
     F.conv2d: _conv2d,
     F.group_norm: _group_norm,
+    F.batch_norm: _batch_norm,
     F.relu: _relu,
     torch.relu: _relu,
     Tensor.relu: _relu,
