@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -621,6 +622,32 @@ def test_runs_of_the_extended_table_are_used_where_the_experiment_is_the_same(tm
     other = Job(table.extended, ["two"], ["fedavg"], 1, runs, overrides=["lr=0.3"])
     other.run(*other.load_existing(), 1, Silent())
     assert to_run(Job(table, ["more"], ["fedavg"], 2, runs, overrides=["lr=0.3"])) == ["more/fedavg-seed-1"]
+
+
+def test_cells_that_are_the_same_experiment_share_one_run(tmp_path: Path) -> None:
+    """As in a sweep of FedNTD's tau over columns: FedAvg is the same in all of them."""
+    head = SMALL.partition("[columns.two]")[0].replace('column = "two"', 'column = "high"')
+    columns = [
+        f'[columns.{c}]\nlabel = "{c}"\nrows.fedntd = {{ method = {{ tau = {tau} }} }}\n' for c, tau in TAUS.items()
+    ]
+    table, runs = small(tmp_path, head + "".join(columns)), tmp_path / "runs"
+    job = Job(table, list(TAUS), ["fedavg", "fedntd"], 2, runs)
+    results, todo = job.load_existing()
+    assert [cell.label for cell in todo if cell.row == "fedavg"] == ["low/fedavg-seed-0", "low/fedavg-seed-1"]
+    assert len(todo) == 6
+    progress = Silent()
+    job.run(results, todo, 1, progress)
+    assert progress.started == [cell.label for cell in todo]
+    for found in (results, job.load_existing()[0]):
+        low, high = (found.cells[column, "fedavg"].histories for column in TAUS)
+        assert [low[seed].accuracy.tolist() for seed in (0, 1)] == [high[seed].accuracy.tolist() for seed in (0, 1)]
+    assert not to_run(job)
+    job.keep(tmp_path / "kept")
+    assert to_run(Job(table, ["high"], ["fedavg"], 3, tmp_path / "kept")) == ["high/fedavg-seed-2"]
+    assert len(to_run(dataclasses.replace(job, overrides=["method.tau=3.0"], rows=["fedntd"]))) == 2, "now they are one"
+
+
+TAUS = {"low": 1.0, "high": 2.0}
 
 
 def test_the_baseline_is_loaded_even_if_not_selected(tmp_path: Path) -> None:
