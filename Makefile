@@ -1,6 +1,6 @@
 # make demo             install into .venv and run the demo (built-in data, under two minutes; writes an HTML report)
 # make quick            run the unit tests, and contract and oracle tests of six methods (about a minute)
-# make test             run everything that CI runs: lint, types, all tests, the GPU kernels on the CPU, the built package
+# make test             run everything that CI runs: lint, types, all tests and the built package, the GPU kernels on the CPU
 # make test-kernels     run the GPU kernels on the CPU, in Triton's interpreter, against torch (part of make test)
 # make test-federation  start real federations on this machine and inject faults (about 15 minutes)
 # make fuzz             fuzz experiment files, overrides, command lines, data, run folders and messages (about 10 minutes)
@@ -14,6 +14,8 @@ VENV   ?= .venv
 PIP_ARGS ?=
 # non-empty: the tests measure coverage (Python before 3.12: nearly twice the CPU time)
 COVERAGE ?=
+# the tests that `make unit` runs
+MARKERS ?= not package and not federation
 QUICK_METHODS ?= fedavg,fedntd,scaffold,fedka,flashback,fedcurv
 TRITON ?= 3.9.0
 FUZZ   ?=
@@ -47,7 +49,10 @@ demo: setup
 quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --methods $(QUICK_METHODS) tests/unit tests/contract
 
-test: lint types unit test-kernels package
+# the package is built and installed by one worker while the other runs tests
+test: lint types
+	$(MAKE) unit MARKERS='not federation'
+	$(MAKE) test-kernels
 
 lint: setup
 	$(BIN)/ruff check .
@@ -57,14 +62,14 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	OMP_NUM_THREADS=1 $(if $(COVERAGE),COVERAGE_CORE=$(COVERAGE_CORE)) $(BIN)/python -m pytest -n 2 -m 'not package and not federation' $(if $(COVERAGE),--cov --cov-report=)
+	OMP_NUM_THREADS=1 $(if $(COVERAGE),COVERAGE_CORE=$(COVERAGE_CORE)) $(BIN)/python -m pytest -n 2 -m '$(MARKERS)' $(if $(COVERAGE),--cov --cov-report=)
 	$(if $(COVERAGE),$(BIN)/coverage report --sort=cover | sed -n -e 1$(COMMA)12p -e '$$p')
 
 coverage:
 	$(MAKE) unit COVERAGE=1
 
 package: setup
-	$(BIN)/python -m pytest -m package
+	$(BIN)/python -m pytest -m package tests/integration/test_package.py
 
 # Triton is large and is only needed here, so it has a folder of its own, next to the packages of $(VENV)
 .triton/$(TRITON).ready: | $(VENV)/.ready

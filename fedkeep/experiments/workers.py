@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,8 +25,13 @@ from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.failure import as_failure, process_failure, remove_traceback
 from fedkeep.experiments.run import run
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
 MakeCallbacks = Callable[[], list[Callback]]  # called once per run; with several processes it must be picklable
 SECONDS_TO_END = 30.0  # for a process to save its run, after the signal to end
+# new processes: a fork of this one would inherit the locks of its threads, and its GPU
+PROCESSES: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
@@ -100,9 +105,8 @@ class Worker:
             self.pipe.close()
 
     def _start_process(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.threads, self.make_callbacks))
+        self.pipe, theirs = PROCESSES.Pipe()
+        self.process = PROCESSES.Process(target=_serve, args=(theirs, self.threads, self.make_callbacks))
         with _without_interrupts():
             self.process.start()
         theirs.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -13,8 +16,9 @@ from fedkeep.engine import distributed
 from fedkeep.errors import Diverged, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
+from fedkeep.experiments.overrides import override
 from fedkeep.experiments.run import existing_run, require_same
-from fedkeep.experiments.sweep import Progress, folder_name, run_all
+from fedkeep.experiments.sweep import Outcome, Progress, folder_name, run_all
 from fedkeep.experiments.workers import MakeCallbacks
 from fedkeep.reproduce import kept
 from fedkeep.reproduce.recorded import Instruments
@@ -54,11 +58,22 @@ class Results:
 
     cells: dict[tuple[str, str], Cells]
     missing: dict[str, str] = field(default_factory=dict)  # column -> how to get its data
+    sharing: dict[str, list[Cell]] = field(default_factory=dict)  # label of a run -> other cells that it serves
 
     @property
     def failed(self) -> bool:
         """Whether any run failed. A run that diverged did not fail."""
         return any(cells.failed for cells in self.cells.values())
+
+    def add(self, cell: Cell, outcome: Outcome) -> None:
+        """Add the outcome of a run to a cell."""
+        cells = self.cells[cell.column, cell.row]
+        if isinstance(outcome, Diverged):
+            cells.diverged[cell.seed] = str(outcome)
+        elif isinstance(outcome, FedkeepError):
+            cells.failed[cell.seed] = str(outcome)
+        else:
+            cells.histories[cell.seed] = outcome
 
 
 @dataclass(frozen=True)
@@ -153,7 +168,12 @@ class Job:
                 results.missing[cell.column] = instructions
                 cells.not_run_reason = "data not available"
             elif cell.row in self.rows:
-                todo.append(cell)
+                twins = [twin.label for twin in self._twins(cell)]
+                first = next((other for other in todo if other.label in twins), None)
+                if first is None:
+                    todo.append(cell)
+                else:
+                    results.sharing.setdefault(first.label, []).append(cell)
         agreed = distributed.current_ranks().on_rank0(lambda: [cell.label for cell in todo])
         return results, [cell for cell in todo if cell.label in agreed]
 
@@ -172,14 +192,36 @@ class Job:
         return history.diverged is not None
 
     def _existing(self, cell: Cell) -> History | None:
-        """Return a run of this table, or else the extended table's run of the same experiment, if any."""
+        """Return a run of this cell, or of the same experiment: the extended table's, or another cell's; else None."""
         history, other = self._own(cell), self.table.extended_cell(cell.column, cell.row)
-        if history is not None or other is None:
-            return history
-        table, column, row = other
-        job = self._of_extended(table)
-        experiment = table.experiment(column, row, cell.seed, self.quick, self.overrides_of(cell.row))
-        return job._own(Cell(column, row, cell.seed, experiment)) if experiment == cell.experiment else None
+        if history is None and other is not None:
+            table, column, row = other
+            experiment = table.experiment(column, row, cell.seed, self.quick, self.overrides_of(cell.row))
+            if experiment == cell.experiment:
+                history = self._of_extended(table)._own(Cell(column, row, cell.seed, experiment))
+        for twin in self._twins(cell) if history is None else ():
+            with suppress(FedkeepError):  # it is reported in its own cell
+                history = history or self._own(twin)
+        return history
+
+    def _twins(self, cell: Cell) -> list[Cell]:
+        """Return the other cells of the table that are the same experiment: one run serves all of them."""
+        places = self._same_experiment[cell.column, cell.row]
+        return [
+            Cell(column, row, cell.seed, cell.experiment)
+            for column, row in places
+            if (column, row) != (cell.column, cell.row)
+        ]
+
+    @functools.cached_property
+    def _same_experiment(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
+        """By column and row, the columns and rows of all cells of the table that are the same experiment."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for column, row in itertools.product(self.table.columns, self.table.rows):
+            if self.table.rows[row].absent is None:
+                about = override(self.table.changes(column, row, self.quick), self.overrides_of(row))
+                groups.setdefault(json.dumps(about, sort_keys=True), []).append((column, row))
+        return {place: group for group in groups.values() for place in group}
 
     def _of_extended(self, table: Table) -> Job:
         """Return the job of the extended table with the rows that the selected rows extend."""
@@ -204,15 +246,10 @@ class Job:
         make_callbacks()  # if it cannot work, no run is started
         with closing(run_all(experiments, folder, jobs, progress, make_callbacks)) as outcomes:
             for label, outcome in outcomes:
-                cell = by_label[label]
-                cells = results.cells[cell.column, cell.row]
-                try:
-                    if isinstance(outcome, FedkeepError):
-                        raise outcome
-                    if instruments:
+                if instruments and not isinstance(outcome, FedkeepError):
+                    try:
                         outcome.instruments = instruments.add_missing(folder / label)
-                    cells.histories[cell.seed] = outcome
-                except Diverged as error:
-                    cells.diverged[cell.seed] = str(error)
-                except FedkeepError as error:
-                    cells.failed[cell.seed] = str(error)
+                    except FedkeepError as error:
+                        outcome = error
+                for cell in (by_label[label], *results.sharing.get(label, ())):
+                    results.add(cell, outcome)

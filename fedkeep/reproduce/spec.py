@@ -193,16 +193,20 @@ class Table(_Strict):
         self, column: str, row: str, seed: int, quick: bool = False, overrides: Iterable[str] = ()
     ) -> Experiment:
         """Return the complete experiment of one cell."""
+        try:
+            return Experiment.from_dict(override({"seed": seed, **self.changes(column, row, quick)}, overrides))
+        except FedkeepError as error:
+            raise _with_prefix(f"{self.name}, {column}, {row}", error) from error
+
+    def changes(self, column: str, row: str, quick: bool = False) -> dict[str, Any]:
+        """Return what the table says about one cell, as the tables of an experiment file."""
         about = self.columns[column]
         layers: list[Change | None] = [self.setting, about, self.quick if quick else None, self.rows[row]]
         layers += [about.rows.get(row), self.quick.rows.get(row) if quick else None]
-        experiment: dict[str, Any] = {"seed": seed}
+        merged: dict[str, Any] = {}
         for layer in layers:
-            experiment = merge(experiment, layer.changes() if layer else {})
-        try:
-            return Experiment.from_dict(override(experiment, overrides))
-        except FedkeepError as error:
-            raise _with_prefix(f"{self.name}, {column}, {row}", error) from error
+            merged = merge(merged, layer.changes() if layer else {})
+        return merged
 
     def extended_cell(self, column: str, row: str) -> tuple[Table, str, str] | None:
         """Return the table, column and row that a cell extends; None if there is none."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 
 import pytest
+from support.cli import FORKS
 from support.problems import Problem, three_clients
 
 
@@ -19,9 +19,13 @@ def three() -> Problem:
 @pytest.fixture(scope="session")
 def forks() -> ForkServerContext:
     """Processes that start quickly, because fedkeep is imported once for all of them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedkeep.experiments.run"])
-    return context
+    return FORKS
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the processes of a sweep as forks of one that has imported the packages, which saves seconds for each."""
+    monkeypatch.setattr("fedkeep.experiments.workers.PROCESSES", FORKS)
 
 
 @pytest.fixture

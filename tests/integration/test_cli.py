@@ -18,11 +18,11 @@ from fedkeep.cli.methods import methods as cli_methods
 
 
 def test_version() -> None:
-    assert fedkeep("--version").stdout.strip() == f"fedkeep {fk.__version__}"
+    assert fedkeep("--version", fresh=True).stdout.strip() == f"fedkeep {fk.__version__}"
 
 
 def test_demo_piped_prints_lines_and_a_table(tmp_path: Path) -> None:
-    done = fedkeep("demo", "--seeds", "1", "--rounds", "3", cwd=tmp_path)
+    done = fedkeep("demo", "--seeds", "1", "--rounds", "3", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     for name in ("fedavg", "fedprox", "scaffold", "fedntd"):
         assert f"{name}-seed=0: accuracy 0." in done.stderr
@@ -130,7 +130,7 @@ def test_another_package_adds_a_method_through_the_entry_point(tmp_path: Path) -
         "[fedkeep.methods]\nhalfway = elsewhere:Halfway\nbroken = elsewhere:Missing\nwrong = elsewhere:hyper\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = fedkeep("methods", "--json", env=environment)
+    done = fedkeep("methods", "--json", env=environment, fresh=True)
     found = json.loads(done.stdout)
     assert found["halfway"]["hyperparameters"] == {"share": 0.5}
     assert "broken" not in found

@@ -1,4 +1,4 @@
-"""Several processes share a run: real ones, started by torchrun, on loopback."""
+"""Several processes share a run: real ones, on loopback; where their start and end matter, started by torchrun."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.cli import fedkeep, run_ranks
 from support.problems import gap, make_problem
 
 import fedkeep as fk
@@ -31,7 +32,7 @@ from fedkeep.runs.trees import write_tree
 out = sys.argv[1]
 names = sys.argv[2:]
 for name in names:
-    sim = make_problem(eval_local_every=1).simulation(fk.methods.get(name)())
+    sim = make_problem(eval_local_every=1, rounds=2).simulation(fk.methods.get(name)())
     history = sim.run()
     if sim.ranks.first:
         write_tree(Path(out) / name, sim.server, {{"records": history.records}})
@@ -49,7 +50,8 @@ def torchrun(ranks: int, *args: str, **kwargs) -> subprocess.Popen:
 
 
 def alone_run(*args: str) -> None:
-    subprocess.run([sys.executable, "-m", "fedkeep", *args], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = fedkeep(*args)
+    assert done.returncode == 0, done.stderr
 
 
 def finished(process: subprocess.Popen) -> str:
@@ -60,18 +62,18 @@ def finished(process: subprocess.Popen) -> str:
 
 @pytest.fixture(scope="module")
 def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every method, three rounds of the contract suite's problem, shared by three processes."""
+    """Every method, two rounds of the contract suite's problem, shared by three processes."""
     folder = tmp_path_factory.mktemp("shared")
     script = folder / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
-    finished(torchrun(3, str(script), str(folder), *fk.methods.REGISTRY))
+    run_ranks(3, script, str(folder), *fk.methods.REGISTRY)
     return folder
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)
 def test_three_processes_equal_the_loop(shared_runs: Path, name: str) -> None:
     server, about = read_tree(shared_runs / name)
-    alone = make_problem(eval_local_every=1).run(fk.methods.get(name)())
+    alone = make_problem(eval_local_every=1, rounds=2).run(fk.methods.get(name)())
     assert gap(alone.server, server) < 1e-12
     for mine, theirs in zip(alone.history.records, about["records"], strict=True):
         assert theirs["confusion"] == mine["confusion"]
@@ -98,7 +100,7 @@ def test_the_command_line_under_torchrun(tmp_path: Path, alone: Path) -> None:
     one, two = load_run(alone), load_run(tmp_path / "two")
     assert two.about["made_by"]["ranks"] == 2
     assert gap(one.params, two.params) < 1e-4
-    assert "Traceback" not in finished(torchrun(2, *args))
+    assert "Traceback" not in run_ranks(2, None, *args[2:]), "a finished run is loaded"
 
 
 def test_a_rank_that_dies_ends_the_run_and_it_resumes_with_another_number(tmp_path: Path, alone: Path) -> None:
@@ -168,7 +170,7 @@ for method in (Server(), Client(), fk.methods.FedAvg()):
 
 def test_an_error_on_any_rank_ends_the_run_on_all_and_the_next_one_works(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING.format(tests=str(Path(__file__).parents[1])))
-    output = finished(torchrun(2, str(tmp_path / "failing.py")))
+    output = run_ranks(2, tmp_path / "failing.py")
     assert output.count("Diverged 1 ") == 2, output
     assert output.count("RuntimeError - the shapes do not fit") == 1, output
     assert len(re.findall(r"EngineError - .*\b1\b.*RuntimeError", output)) == 1, output

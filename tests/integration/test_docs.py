@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.cli import fedkeep
 from support.methods import METHODS
 from support.problems import Problem, gap
 from typer.testing import CliRunner
@@ -136,8 +135,9 @@ def run_page(name: str, folder: Path) -> None:
             exec(block, names)
         else:
             for line in block.strip().splitlines():
-                command = [sys.executable, "-m", *line.split()]
-                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+                name, *args = line.split()
+                assert name == "fedkeep", line
+                done = fedkeep(*args)
                 assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import fedkeep
+from support.cli import fedkeep, run_ranks
 from support.errors import raises
 from support.problems import same
 from support.runs import assert_same_run
@@ -163,7 +160,7 @@ def test_overrides_and_sweeps_take_files(tmp_path: Path, drawn: Path) -> None:
     file = save(tmp_path / "federation.json", load_run(drawn))
     (tmp_path / "x.toml").write_text(to_toml({**TABLES, "method": "fedavg"}).decode())
     args = ["x.toml", f"split.file={file.name}", f"cohorts={file.name}", "--sweep", "method=fedavg,scaffold"]
-    done = fedkeep("run", *args, "--jobs", "2", "--runs", "runs", "--name", "x", "--json", cwd=tmp_path)
+    done = fedkeep("run", *args, "--jobs", "2", "--runs", "runs", "--name", "x", "--json", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert same(weights(drawn), weights(tmp_path / "runs/x-method=scaffold"))
 
@@ -199,14 +196,10 @@ def test_an_invalid_split_table_names_its_key(split: dict[str, Any], key: str) -
         load_data_and_clients(experiment(split=split))
 
 
-def test_torchrun_shares_given_cohorts(tmp_path: Path, drawn: Path) -> None:
+def test_several_processes_share_given_cohorts(tmp_path: Path, drawn: Path) -> None:
     file = save(tmp_path / "federation.json", load_run(drawn))
     (tmp_path / "x.toml").write_text(to_toml({**TABLES, "split": {"file": file.name}}).decode())
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedkeep"]
-    subprocess.run(
-        [*launch, "run", "x.toml", f"cohorts={file.name}", "--runs", ".", "--name", "shared"],
-        cwd=tmp_path, check=True, capture_output=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    run_ranks(2, None, "run", "x.toml", f"cohorts={file.name}", "--runs", ".", "--name", "shared", cwd=tmp_path)
     shared = load_run(tmp_path / "shared")
     assert shared.cohorts == load_run(drawn).cohorts
     assert all((shared.params[name] - w).abs().max() < 1e-5 for name, w in weights(drawn).items())

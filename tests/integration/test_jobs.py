@@ -105,7 +105,8 @@ def test_anything_else_is_refused(command: str, text: str) -> None:
 def test_two_runs_at_a_time_give_what_one_gives(tmp_path: Path) -> None:
     args = ("run", "digits", "rounds=2", "--sweep", "seed=0,1", "--json")
     results = [
-        json.loads(fedkeep(*args, "--jobs", jobs, "--runs", str(tmp_path / jobs)).stdout) for jobs in ("auto", "2")
+        json.loads(fedkeep(*args, "--jobs", jobs, "--runs", str(tmp_path / jobs), fresh=True).stdout)
+        for jobs in ("auto", "2")
     ]
     for result in results:
         for summary in result.values():

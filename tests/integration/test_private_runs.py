@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.cli import fedkeep
+from support.cli import fedkeep, run_ranks
 from support.problems import gap, make_problem
 
 import fedkeep as fk
@@ -64,12 +61,7 @@ CASES = [{"dp_clip": 0.5, "dp_noise": 1.5}, {"aggregation": "median"}, {"aggrega
 def test_several_processes_equal_one(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), cases=CASES))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_ranks(2, script, str(tmp_path))
     for number, settings in enumerate(CASES):
         server, about = read_tree(tmp_path / str(number))
         alone = make_problem(participation=6).run(fk.methods.Scaffold(), **settings)

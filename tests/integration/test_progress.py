@@ -83,6 +83,7 @@ class Watched(ProgressBar):
         self.shown.append(self.progress.tasks[0].completed)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_bar_counts_every_round_once(tmp_path: Path, jobs: int) -> None:
     """Four runs: a new one, a finished one, one to be resumed after round 2 of 4, and one that diverges."""

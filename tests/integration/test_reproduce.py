@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.cli import fedkeep
 from support.errors import ANY, raises
 from support.progress import Silent
 from typer.testing import CliRunner
@@ -622,6 +624,32 @@ def test_runs_of_the_extended_table_are_used_where_the_experiment_is_the_same(tm
     assert to_run(Job(table, ["more"], ["fedavg"], 2, runs, overrides=["lr=0.3"])) == ["more/fedavg-seed-1"]
 
 
+def test_cells_that_are_the_same_experiment_share_one_run(tmp_path: Path) -> None:
+    """As in a sweep of FedNTD's tau over columns: FedAvg is the same in all of them."""
+    head = SMALL.partition("[columns.two]")[0].replace('column = "two"', 'column = "high"')
+    columns = [
+        f'[columns.{c}]\nlabel = "{c}"\nrows.fedntd = {{ method = {{ tau = {tau} }} }}\n' for c, tau in TAUS.items()
+    ]
+    table, runs = small(tmp_path, head + "".join(columns)), tmp_path / "runs"
+    job = Job(table, list(TAUS), ["fedavg", "fedntd"], 2, runs)
+    results, todo = job.load_existing()
+    assert [cell.label for cell in todo if cell.row == "fedavg"] == ["low/fedavg-seed-0", "low/fedavg-seed-1"]
+    assert len(todo) == 6
+    progress = Silent()
+    job.run(results, todo, 1, progress)
+    assert progress.started == [cell.label for cell in todo]
+    for found in (results, job.load_existing()[0]):
+        low, high = (found.cells[column, "fedavg"].histories for column in TAUS)
+        assert [low[seed].accuracy.tolist() for seed in (0, 1)] == [high[seed].accuracy.tolist() for seed in (0, 1)]
+    assert not to_run(job)
+    job.keep(tmp_path / "kept")
+    assert to_run(Job(table, ["high"], ["fedavg"], 3, tmp_path / "kept")) == ["high/fedavg-seed-2"]
+    assert len(to_run(dataclasses.replace(job, overrides=["method.tau=3.0"], rows=["fedntd"]))) == 2, "now they are one"
+
+
+TAUS = {"low": 1.0, "high": 2.0}
+
+
 def test_the_baseline_is_loaded_even_if_not_selected(tmp_path: Path) -> None:
     table = small(tmp_path)
     job = Job(table, ["two"], ["fedavg"], 1, tmp_path)
@@ -653,6 +681,7 @@ def test_a_diverged_run_is_a_result_and_not_repeated(tmp_path: Path) -> None:
     assert not to_run(job)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_divergence_is_reported_with_several_jobs(tmp_path: Path) -> None:
     table = small(tmp_path)
     job = Job(table, ["two"], ["fedavg", "fedntd"], 1, tmp_path, overrides=["lr=1e30"])
@@ -813,7 +842,7 @@ def test_a_killed_table_is_resumed_to_the_same_results(tmp_path: Path) -> None:
         return [sys.executable, "-m", "fedkeep", "reproduce", *args, "epochs=1", "--json"]
 
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    whole = subprocess.run(command("whole"), capture_output=True, text=True, check=True, env=env)
+    whole = fedkeep(*command("whole")[3:], env=env)
     started = subprocess.Popen(command("killed"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     folder = tmp_path / "killed" / "fedntd" / "table-1-quick-epochs=1" / "cifar10-s2"
     deadline = time.monotonic() + 120
@@ -826,7 +855,7 @@ def test_a_killed_table_is_resumed_to_the_same_results(tmp_path: Path) -> None:
     code, out = run(*command("killed")[4:-1], "--show")
     assert code == 0
     assert re.search(r"SCAFFOLD: .*\b0\b.*\b\d+ of 40\b", out), "the progress of the unfinished run"
-    again = subprocess.run(command("killed"), capture_output=True, text=True, check=True, env=env)
+    again = fedkeep(*command("killed")[3:], env=env)
     assert (folder / "fedavg-seed-0" / "rounds.jsonl").stat().st_mtime_ns == ended, "a finished run is not repeated"
     figures = [json.loads(done.stdout)["columns"] for done in (whole, again)]
     assert figures[0] == figures[1]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cli import fedkeep
 from support.errors import raises
 from support.problems import Problem, same
 from support.runs import (
@@ -87,15 +88,9 @@ def test_the_command_line_resumes_after_kill_9(tmp_path: Path, every: int | None
     wait_for_lines(tmp_path / "killed" / "rounds.jsonl", 9, process)
     process.kill()
     process.wait()
-    done = subprocess.run(
-        [sys.executable, "-m", "fedkeep", "resume", str(tmp_path / "killed"), "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = fedkeep("resume", str(tmp_path / "killed"), "--json", env=environment)
     assert set(json.loads(done.stdout)) == {"killed"}
-    subprocess.run([*command, "--name", "whole"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert fedkeep(*command[3:], "--name", "whole", env=environment).returncode == 0
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 

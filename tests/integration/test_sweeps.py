@@ -26,6 +26,8 @@ from fedkeep.experiments.overrides import override
 from fedkeep.experiments.run import run
 from fedkeep.experiments.sweep import Outcome, run_all
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def sweep(path: Path, jobs: int, make_callbacks: Any = list) -> tuple[dict[str, Outcome], str]:
     """Run the seeds 0 to 3 of a small experiment; return the results, and what was printed."""

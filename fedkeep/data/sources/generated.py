@@ -75,7 +75,9 @@ def _number(text: str, low: int, high: int) -> int:
 
 def _part(rng: np.random.Generator, form: Form, n: int, n_classes: int, n_owners: int = 0) -> Part:
     """Return n random images, classes of equal size and, with owners, the owner of each example."""
-    x = np.frombuffer(rng.bytes(n * math.prod(form.image)), np.uint8).reshape(n, *form.image)
+    n_bytes = n * math.prod(form.image)
+    words = rng.integers(0, 2**64, -(-n_bytes // 8), dtype=np.uint64)  # several times as fast as rng.bytes
+    x = words.view(np.uint8)[:n_bytes].reshape(n, *form.image)
     y = rng.permutation(np.arange(n) % n_classes)
     return Part(x, y, _owners(rng, n, n_owners, form.spread) if n_owners else None)
 
