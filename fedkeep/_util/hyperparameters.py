@@ -23,6 +23,7 @@ class Hyper:
     high: float | None = None
     choices: tuple[Any, ...] | None = None
     whole: bool = False
+    search: tuple[Any, ...] | None = None  # what `fedkeep tune` tries: (low, high) on a log scale, or some choices
     before: Any = None  # the value in runs made before the field existed, if that is not its default
     warning: str = ""  # practical advice, shown by `fedkeep methods NAME`
     fedavg_at: Any = None

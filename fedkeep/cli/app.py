@@ -24,7 +24,20 @@ import typer
 
 from fedkeep._util.text import format_os_error, one_line
 from fedkeep._util.version import __version__
-from fedkeep.cli import analyse, compare, demo, export, flower, methods, partition, report, reproduce, run, signals
+from fedkeep.cli import (
+    analyse,
+    compare,
+    demo,
+    export,
+    flower,
+    methods,
+    partition,
+    report,
+    reproduce,
+    run,
+    signals,
+    tune,
+)
 from fedkeep.errors import Diverged, FedkeepError, LostPeer, RunFailed
 
 app = typer.Typer(
@@ -40,6 +53,7 @@ for command in (
     partition.partition,
     run.run,
     run.resume,
+    tune.tune,
     compare.compare,
     report.report,
     report.watch,

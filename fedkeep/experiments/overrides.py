@@ -40,7 +40,7 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             raise ConfigError(
                 f"{text!r} is not an override: write key=value, such as train.lr=0.1", key="override", value=text
             )
-        full = _full_key(key.strip())
+        full = full_key(key.strip())
         section, _, name = full.partition(".")
         value = _parse_value(full, written)
         if section in NAME_KEY and name in ("", NAME_KEY[section]):
@@ -121,7 +121,7 @@ def expand_sweep(axes: Sequence[str], fixed: Sequence[str] = ()) -> list[list[st
         key, equals, written = text.partition("=")
         if not equals or not written:
             raise ConfigError(f"{text!r} is not a sweep: write key=a,b,c, such as seed=0,1,2", key="sweep", value=text)
-        full = _full_key(key.strip())
+        full = full_key(key.strip())
         if full in overrides:
             raise ConfigError(f"{key} is swept twice", key=full, value=text)
         values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", written)]
@@ -130,12 +130,12 @@ def expand_sweep(axes: Sequence[str], fixed: Sequence[str] = ()) -> list[list[st
         overrides[full] = [f"{key}={value}" for value in values]
     for text in fixed:
         key = text.partition("=")[0].strip()
-        if overrides and _full_key(key) in overrides:
-            raise ConfigError(f"{key} is both swept and overridden by {text!r}", key=_full_key(key), value=text)
+        if overrides and full_key(key) in overrides:
+            raise ConfigError(f"{key} is both swept and overridden by {text!r}", key=full_key(key), value=text)
     return [list(combination) for combination in itertools.product(*overrides.values())]
 
 
-def _full_key(key: str) -> str:
+def full_key(key: str) -> str:
     """Return a key with its section: `train.` may be left out."""
     if key.partition(".")[0] in KEYS:
         return key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,44 @@ from fedkeep.data.federation_file import read_cohorts, read_unchecked_clients
 from fedkeep.engine import distributed
 from fedkeep.engine.cohorts import cohorts_fingerprint
 from fedkeep.engine.simulate import make_simulation, start
-from fedkeep.engine.simulation import Callback
+from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.resume import load_finished, resume_experiment
 from fedkeep.runs.files import EXPERIMENT, fingerprint
-from fedkeep.runs.history import History
-from fedkeep.runs.reading import load_run, read_experiment, was_stopped
+from fedkeep.runs.history import History, Record
+from fedkeep.runs.reading import load_run, read_experiment, saved_round, was_stopped
 
 _FILLED_IN = ("data.seed", "split.seed")  # their defaults depend on other keys, which say more
 
 
-def run(experiment: Experiment, path: str | Path, callbacks: Iterable[Callback] = ()) -> History:
-    """Run an experiment in a folder. If the folder already holds this experiment, resume it, or load it if finished."""
+def run(
+    experiment: Experiment, path: str | Path, callbacks: Iterable[Callback] = (), until: int | None = None
+) -> History:
+    """Run an experiment in a folder. If the folder already holds this experiment, resume it, or load it if finished.
+
+    With `until`, the run stops after that round; if it had been stopped before it, it continues.
+    """
     path = Path(path)
+    callbacks = list(callbacks) if until is None else [*callbacks, StopAfter(until)]
     if distributed.current_ranks().on_rank0(lambda: _has_no_run(experiment, path)):
         return start(make_simulation(build(experiment), callbacks), path, experiment.to_dict())
-    if distributed.current_ranks().on_rank0(lambda: was_stopped(path)):
+    if distributed.current_ranks().on_rank0(lambda: was_stopped(path) and (saved_round(path) or 0) >= (until or 0)):
         return load_finished(experiment, path)
     return resume_experiment(experiment, path, callbacks)
+
+
+@dataclass(frozen=True)
+class StopAfter:
+    """A callback that stops a run after a round."""
+
+    round: int
+
+    def __call__(self, simulation: Simulation, record: Record) -> None:
+        """Stop the run if this was the round."""
+        if record["round"] >= self.round:
+            simulation.stop()
 
 
 def existing_run(experiment: Experiment, path: Path) -> History | None:

@@ -53,16 +53,17 @@ def run_all(
     jobs: Jobs,
     progress: Progress,
     make_callbacks: MakeCallbacks = list,
+    until: int | None = None,
 ) -> Generator[tuple[str, Outcome]]:
     """Run experiments, each in the folder of its name, and yield each result. A failed run does not stop the others.
 
-    `jobs` of them run at a time, each in its own process.
+    `jobs` of them run at a time, each in its own process. With `until`, runs stop after that round.
     Whatever a run raises is its own failure. With several jobs, so is the death of its process. Close the generator if
     it is not used up: then the processes end.
     """
     number = resolve_jobs(jobs, experiments.values())
     outcomes = _one_by_one if number == 1 else _in_processes
-    with closing(outcomes(experiments, folder, number, progress, make_callbacks)) as results:
+    with closing(outcomes(experiments, folder, number, progress, make_callbacks, until)) as results:
         for label, outcome in results:
             if isinstance(outcome, FedkeepError):
                 progress.fail_run(label, outcome, experiments[label].train.rounds)
@@ -72,14 +73,19 @@ def run_all(
 
 
 def _one_by_one(
-    experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Progress, make_callbacks: MakeCallbacks
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    jobs: int,
+    progress: Progress,
+    make_callbacks: MakeCallbacks,
+    until: int | None,
 ) -> Generator[tuple[str, Outcome]]:
     for label, experiment in experiments.items():
         progress.start_run(label)
         path = folder / label
         remove_traceback(path)
         try:
-            outcome: Outcome = run(experiment, path, (progress, *make_callbacks()))
+            outcome: Outcome = run(experiment, path, (progress, *make_callbacks()), until)
         except FedkeepError as error:
             outcome = error
         except Exception as error:
@@ -90,9 +96,14 @@ def _one_by_one(
 
 
 def _in_processes(
-    experiments: Mapping[str, Experiment], folder: Path, jobs: int, progress: Progress, make_callbacks: MakeCallbacks
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    jobs: int,
+    progress: Progress,
+    make_callbacks: MakeCallbacks,
+    until: int | None,
 ) -> Generator[tuple[str, Outcome]]:
-    with closing(run_in_processes(experiments, folder, jobs, make_callbacks)) as results:
+    with closing(run_in_processes(experiments, folder, jobs, make_callbacks, until)) as results:
         for label, failure in results:
             progress.start_run(label)
             outcome: Outcome = failure if failure is not None else _load(folder / label)

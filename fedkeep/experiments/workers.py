@@ -37,9 +37,15 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 def run_in_processes(
-    experiments: Mapping[str, Experiment], folder: Path, jobs: int, make_callbacks: MakeCallbacks
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    jobs: int,
+    make_callbacks: MakeCallbacks,
+    until: int | None = None,
 ) -> Generator[tuple[str, FedkeepError | None]]:
     """Run experiments in `jobs` processes; yield each name when its run has ended, with its error if it failed.
+
+    With `until`, runs stop after that round.
 
     If this generator is closed or ends with an exception, every process saves its run's last round and ends.
     """
@@ -49,7 +55,7 @@ def run_in_processes(
 
     def start_next(worker: Worker) -> None:
         label = waiting.pop()
-        worker.start(label, experiments[label], folder / label)
+        worker.start(label, experiments[label], folder / label, until)
 
     try:
         for worker in workers:
@@ -73,13 +79,13 @@ class Worker:
         self.pipe: Connection
         self.label: str | None = None  # of the run in progress
 
-    def start(self, label: str, experiment: Experiment, path: Path) -> None:
+    def start(self, label: str, experiment: Experiment, path: Path, until: int | None = None) -> None:
         """Start a run."""
         self.label = label
         if self.process is None or not self.process.is_alive():
             self._start_process()
         with suppress(OSError):  # the process has died: `finish` says so
-            self.pipe.send((experiment.to_dict(), path))
+            self.pipe.send((experiment.to_dict(), path, until))
 
     def finish(self) -> tuple[str, FedkeepError | None]:
         """Return the name of the run that has ended, and its error."""
@@ -154,19 +160,21 @@ def _serve(pipe: Connection, threads: int, make_callbacks: MakeCallbacks) -> Non
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError):
         while True:
-            experiment, path = pipe.recv()
-            error = _run(experiment, path, make_callbacks)
+            experiment, path, until = pipe.recv()
+            error = _run(experiment, path, make_callbacks, until)
             try:
                 pipe.send(error)
             except Exception:  # the error holds a value that cannot be sent
                 pipe.send(RunFailed(str(error)))
 
 
-def _run(experiment: dict[str, Any], path: Path, make_callbacks: MakeCallbacks) -> FedkeepError | None:
+def _run(
+    experiment: dict[str, Any], path: Path, make_callbacks: MakeCallbacks, until: int | None
+) -> FedkeepError | None:
     """Run one experiment; the history stays in its folder."""
     remove_traceback(path)
     try:
-        run(Experiment.from_dict(experiment), path, make_callbacks())
+        run(Experiment.from_dict(experiment), path, make_callbacks(), until)
     except Exception as error:
         return as_failure(error, path)
     return None

@@ -22,8 +22,8 @@ class FedAvgM(FedAvg):
     name: ClassVar[str] = "fedavgm"
     paper: ClassVar[str] = "Hsu et al., arXiv 2019"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    b: float = hyper(0.7, "share of the velocity kept from round to round", low=0, high=0.999, fedavg_at=0.0,
-                     test_value=0.3)  # fmt: skip
+    b: float = hyper(0.7, "share of the velocity kept from round to round", search=(0.3, 0.95), low=0, high=0.999,
+                     fedavg_at=0.0, test_value=0.3)  # fmt: skip
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
         """Start with the velocity v = 0."""

@@ -26,8 +26,8 @@ class FedCAD(FedAvg):
     name: ClassVar[str] = "fedcad"
     paper: ClassVar[str] = "He et al., FL-AAAI 2022"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    beta: float = hyper(1.0, "weight of distillation", low=0, fedavg_at=0.0, test_value=0.3)
-    tau: float = hyper(1.0, "temperature of both softmaxes", above=0, test_value=3.0)
+    beta: float = hyper(1.0, "weight of distillation", search=(0.1, 10.0), low=0, fedavg_at=0.0, test_value=0.3)
+    tau: float = hyper(1.0, "temperature of both softmaxes", search=(1.0, 4.0), above=0, test_value=3.0)
 
     def annotate(self, visit: Visit, x: Any, y: Tensor) -> Note:
         """Note the global model's logits z_g and the weight a[y]."""

@@ -48,7 +48,8 @@ class FedCurv(FedAvg):
         "u": Bound(low=lambda r: tree.map(lambda u: -_largest_part(u), r.server["u"]), high=lambda r: _largest_u(r)),
         "v": Bound(low=lambda r: _v(r, -1.0), high=lambda r: _v(r, 1.0)),
     }
-    lam: float = hyper(1.0, "weight of the penalty (lambda)", low=0, fedavg_at=0.0, test_value=0.1,
+    lam: float = hyper(1.0, "weight of the penalty (lambda)", search=(0.001, 10.0), low=0, fedavg_at=0.0,
+                       test_value=0.1,
                        warning='a good value for fisher="example" is not one for "batch", whose Fisher information '
                                "is smaller by about the batch size")  # fmt: skip
     s: int = hyper(500, "maximum number of examples that estimate the Fisher information", low=1, whole=True,

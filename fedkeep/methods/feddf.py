@@ -26,7 +26,13 @@ class FedDF(FedAvg):
     name: ClassVar[str] = "feddf"
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
     averaged: ClassVar[tuple[str, ...]] = ()  # each client's model is a teacher
-    lr: float = hyper(1e-3, "Adam's learning rate on the server, with cosine decay to 0", above=0, test_value=1e-2)
+    lr: float = hyper(
+        1e-3,
+        "Adam's learning rate on the server, with cosine decay to 0",
+        search=(0.0001, 0.01),
+        above=0,
+        test_value=1e-2,
+    )
     batch_size: int = hyper(128, "batch size on the server", low=1, whole=True, test_value=2)
     max_steps: int = hyper(1000, "maximum server steps per round", low=0, whole=True, fedavg_at=0, test_value=3)
     patience: int = hyper(100, "server steps without improvement before training stops", low=1, whole=True,
@@ -36,7 +42,8 @@ class FedDF(FedAvg):
                                   test_with={"lr": 0.1, "batch_size": 2})  # fmt: skip
 
     average_of: str = hyper("logits", "what of the clients' models the teacher averages",
-                            choices=("logits", "probabilities"), test_value="probabilities")  # fmt: skip
+                            search=("logits", "probabilities"), choices=("logits", "probabilities"),
+                            test_value="probabilities")  # fmt: skip
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
         """Raise without public data."""

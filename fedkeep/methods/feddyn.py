@@ -23,7 +23,7 @@ class FedDyn(FedAvg):
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    alpha: float = hyper(0.1, "weight of the dynamic regulariser", above=0, test_value=1.0)
+    alpha: float = hyper(0.1, "weight of the dynamic regulariser", search=(0.003, 0.3), above=0, test_value=1.0)
 
     def init_client(self, task: Task, params: Params) -> ClientState:
         """Start with g_k = 0."""

@@ -27,8 +27,10 @@ class FedGKD(FedAvg):
     name: ClassVar[str] = "fedgkd"
     paper: ClassVar[str] = "Yao et al., arXiv 2021"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    gamma: float = hyper(0.2, "weight of distillation (halved in the loss)", low=0, fedavg_at=0.0, test_value=1.0)
-    M: int = hyper(5, "number of past global models averaged", low=1, whole=True, test_value=1)
+    gamma: float = hyper(
+        0.2, "weight of distillation (halved in the loss)", search=(0.02, 2.0), low=0, fedavg_at=0.0, test_value=1.0
+    )
+    M: int = hyper(5, "number of past global models averaged", search=(1, 10), low=1, whole=True, test_value=1)
     distance: str = hyper("kl", "between logits: KL divergence or MSE", choices=("kl", "mse"), test_value="mse")
 
     def annotate(self, visit: Visit, x: Any, y: Tensor) -> Note:

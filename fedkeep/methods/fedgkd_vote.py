@@ -27,8 +27,15 @@ class FedGKDVote(FedAvg):
     name: ClassVar[str] = "fedgkd_vote"
     paper: ClassVar[str] = "Yao et al., arXiv 2021"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    lam: float = hyper(0.1, "weight of distillation, divided among the M models", low=0, fedavg_at=0.0, test_value=1.0)
-    M: int = hyper(5, "number of past global models", low=1, whole=True, test_value=1)
+    lam: float = hyper(
+        0.1,
+        "weight of distillation, divided among the M models",
+        search=(0.01, 1.0),
+        low=0,
+        fedavg_at=0.0,
+        test_value=1.0,
+    )
+    M: int = hyper(5, "number of past global models", search=(1, 10), low=1, whole=True, test_value=1)
     b: float = hyper(0.0, "temperature of the vote; 0 stands for 1/M, the paper's value", low=0, test_value=2.0)
 
     def annotate(self, visit: Visit, x: Any, y: Tensor) -> Note:

@@ -42,10 +42,12 @@ class FedKA(FedAvg):
     name: ClassVar[str] = "fedka"
     paper: ClassVar[str] = "Chen et al., ACM MM 2023"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    beta: float = hyper(0.001, "weight of the anchor", low=0, test_value=0.1,
+    beta: float = hyper(0.001, "weight of the anchor", search=(1e-05, 0.01), low=0, test_value=0.1,
                         warning='0.01 diverges in the paper\'s own CIFAR-10 setting with reduce="sum"; 0.001 does not'
                         )  # fmt: skip
-    gamma: float = hyper(0.05, "share of examples below which a class is non-dominant", low=0, high=1, test_value=0.5)
+    gamma: float = hyper(
+        0.05, "share of examples below which a class is non-dominant", search=(0.02, 0.1), low=0, high=1, test_value=0.5
+    )
     mu: int = hyper(10, "maximum number of examples in the anchor", low=1, whole=True, test_value=1)
     sampling: str = hyper("random", "a client's example of a non-dominant class: random, largest or smallest loss",
                           choices=("random", "hard", "proficient"), test_value="hard",

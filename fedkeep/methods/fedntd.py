@@ -23,9 +23,10 @@ class FedNTD(FedAvg):
 
     name: ClassVar[str] = "fedntd"
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
-    beta: float = hyper(1.0, "weight of not-true distillation", low=0, fedavg_at=0.0, test_value=0.3,
+    beta: float = hyper(1.0, "weight of not-true distillation", search=(0.1, 10.0), low=0, fedavg_at=0.0,
+                        test_value=0.3,
                         warning='with distance="mse" keep beta small: 0.3 fails in the paper\'s table 14')  # fmt: skip
-    tau: float = hyper(1.0, "temperature of both softmaxes", above=0, test_value=3.0)
+    tau: float = hyper(1.0, "temperature of both softmaxes", search=(1.0, 4.0), above=0, test_value=3.0)
     lam: float = hyper(1.0, "from distillation over all classes (0) to not-true distillation (1)", low=0, high=1,
                        test_value=0.0)  # fmt: skip
     distance: str = hyper("kl", "between logits: KL divergence or MSE", choices=("kl", "mse"), test_value="mse")

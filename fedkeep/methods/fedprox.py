@@ -20,7 +20,7 @@ class FedProx(FedAvg):
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
-    mu: float = hyper(0.1, "weight of the proximal term", low=0, fedavg_at=0.0, test_value=1.0)
+    mu: float = hyper(0.1, "weight of the proximal term", search=(0.001, 1.0), low=0, fedavg_at=0.0, test_value=1.0)
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return mean CE + mu/2 ||w - w_g||^2."""

@@ -25,7 +25,8 @@ class FedSSD(FedAvg):
     name: ClassVar[str] = "fedssd"
     paper: ClassVar[str] = "He et al., IEEE TBD 2022"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    M_max: float = hyper(0.1, "upper bound of the channels' weights", low=0, fedavg_at=0.0, test_value=0.3,
+    M_max: float = hyper(0.1, "upper bound of the channels' weights", search=(0.01, 1.0), low=0, fedavg_at=0.0,
+                         test_value=0.3,
                          warning="made for learning rates of about 0.01; with 0.1 and momentum 0.9 training can "
                                  "fail from 0.7 on")  # fmt: skip
     form: str = hyper("outside", "where M stands in eq. 3: outside the square, as a coefficient, or inside, as printed",

@@ -48,8 +48,8 @@ class Flashback(FedAvg):
         "r": Bound(whole=True, low=1, high=lambda r: r.round),  # at most one visit per round
     }
     gamma: float = hyper(0.025, "share of its label counts that a client adds to the global ones at a visit",
-                         above=0, high=1, test_value=0.5)  # fmt: skip
-    T: float = hyper(3.0, "temperature of the distilled softmaxes", above=0, test_value=1.0)
+                         search=(0.001, 0.1), above=0, high=1, test_value=0.5)  # fmt: skip
+    T: float = hyper(3.0, "temperature of the distilled softmaxes", search=(1.0, 5.0), above=0, test_value=1.0)
     E_s: int = hyper(20, "maximum server epochs per round", low=1, whole=True, test_value=1)
     batch_size: int = hyper(50, "batch size on the server", low=1, whole=True, test_value=2)
     patience: int = hyper(2, "server epochs without improvement before training stops", low=1, whole=True,

@@ -24,8 +24,8 @@ class MOON(FedAvg):
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    mu: float = hyper(1.0, "weight of the contrastive term", low=0, fedavg_at=0.0, test_value=5.0)
-    tau: float = hyper(0.5, "temperature of the similarities", above=0, test_value=0.1)
+    mu: float = hyper(1.0, "weight of the contrastive term", search=(0.1, 10.0), low=0, fedavg_at=0.0, test_value=5.0)
+    tau: float = hyper(0.5, "temperature of the similarities", search=(0.2, 1.0), above=0, test_value=0.1)
 
     def init_client(self, task: Task, params: Params) -> ClientState:
         """Use the global model as the previous one."""

@@ -43,7 +43,7 @@ class Scaffold(FedAvg):
         **FedAvg.bounds,
         "dc": Bound(low=lambda r: _dc(r, -1.0), high=lambda r: _dc(r, 1.0)),  # it follows from the weights and n
     }
-    eta_g: float = hyper(1.0, "global step size", above=0, test_value=0.5)
+    eta_g: float = hyper(1.0, "global step size", search=(0.5, 1.5), above=0, test_value=0.5)
 
     def init_client(self, task: Task, params: Params) -> ClientState:
         """Start with c_k = 0."""

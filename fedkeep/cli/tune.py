@@ -1,0 +1,121 @@
+"""The command `fedkeep tune`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedkeep._util.json import to_json
+from fedkeep._util.text import format_mean
+from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, file_and_overrides
+from fedkeep.cli.signals import hint
+from fedkeep.errors import FedkeepError
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.tune import Tried
+
+
+def tune(
+    args: ExperimentArgs = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Methods, comma-separated; by default the experiment's.")
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="Settings to try of every method, the experiment's included.")] = 9,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=LOW:HIGH|KEY=A,B",
+            help="Also search this key, on a log scale or among values. May be repeated.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every setting, with the seeds 0, 1, ...")] = 1,
+    runs: Annotated[Path, typer.Option(help="Where to create the run folders.")] = Path("runs/tune"),
+    jobs: JobsOption = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Choose hyperparameters on held-out training examples, with the same budget for every method.
+
+    Random search with successive halving: all tries run a ninth of the rounds, the best third of them a third, the best
+    ninth all rounds. A tenth of the training examples (data.held_out) takes the place of the test set, which is not
+    used. Searched are the learning rate, from a quarter to four times the experiment's, and what a method declares.
+    Keys that are overridden are not searched. To resume, or with more --tries to go on, repeat the command.
+
+    Example: fedkeep tune digits --methods fedavg,fedntd --tries 9 --search method.tau=1:4
+    """
+    from fedkeep.cli.progress import ProgressBar
+    from fedkeep.experiments.experiment import read
+    from fedkeep.experiments.overrides import override
+    from fedkeep.experiments.tune import draw_tries, parse_space, stages
+    from fedkeep.experiments.tune import tune as run_tries
+
+    file, overrides = file_and_overrides(args)
+    if file is None and not overrides:
+        raise FedkeepError("no experiment given: fedkeep tune FILE.toml, or fedkeep tune digits", key="file")
+    tables = read(file) if file else {}
+    names = _method_names(methods, override(tables, overrides).get("method"))
+    space = parse_space(search or [])
+    drawn = {name: draw_tries(tables, overrides, name, tries, seeds, space) for name in names}
+    rounds = drawn[names[0]][0].experiments[0].train.rounds
+    total = seeds * sum(
+        until * min(number, len(drawn[name])) for name in names for until, number in stages(rounds, tries)
+    )
+    with hint("repeat the command to resume"), ProgressBar(Console(stderr=True), total) as progress:
+        found = run_tries(drawn, rounds, runs, jobs, progress)
+    if as_json:
+        print(to_json({name: [_as_data(tried) for tried in some] for name, some in found.items()}, indent=2))
+    else:
+        _print(Console(), found, runs)
+    if all(some[0].failure is not None for some in found.values()):
+        raise typer.Exit(1)
+
+
+def _method_names(given: str | None, of_experiment: Any) -> list[str]:
+    if given is not None:
+        names = list(dict.fromkeys(name.strip() for name in given.split(",")))
+        if not all(names):
+            raise FedkeepError(f"--methods {given!r} has an empty name", key="--methods", value=given)
+        return names
+    name = of_experiment.get("name") if isinstance(of_experiment, dict) else of_experiment
+    if not isinstance(name, str):
+        raise FedkeepError("no method given: --methods fedavg,fedntd, or method = in the file", key="method")
+    return [name]
+
+
+def _as_data(tried: Tried) -> dict[str, Any]:
+    one = tried.try_
+    scores = {str(seed): None if math.isinf(score) else score for seed, score in tried.scores.items()}
+    return {"try": one.number, "overrides": list(one.overrides), "round": tried.round, "scores": scores,
+            "failure": tried.failure, "folders": [one.folder(seed) for seed in one.experiments]}  # fmt: skip
+
+
+def _print(console: Console, found: Mapping[str, Sequence[Tried]], runs: Path) -> None:
+    """Print the best try of every method next to its first, and how to run it."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("method", "held out %", "as given %", "tries", "best setting"):
+        grid.add_column(heading, justify="right" if "%" in heading or heading == "tries" else "left")
+    for name, some in found.items():
+        first = next(tried for tried in some if tried.try_.number == 0)
+        best = some[0]
+        setting = " ".join(best.try_.overrides) or "as given"
+        grid.add_row(name, _format(best), _format(first), str(len(some)), Text("-" if best.failure else setting))
+    console.print(grid)
+    console.print(
+        "\nSmoothed accuracy on held-out training examples; mean\u00b1standard deviation over seeds. The test set was "
+        f"not used: run the best setting without data.held_out, with other seeds. All runs: {runs}",
+        style="dim", markup=False, highlight=False,
+    )  # fmt: skip
+
+
+def _format(tried: Tried) -> str:
+    if tried.failure is not None:
+        return "failed"
+    scores = list(tried.scores.values())
+    return format_mean(tried.score, statistics.stdev(scores) if len(scores) > 1 else None, 1, scale=100)

@@ -1,0 +1,234 @@
+"""Choice of hyperparameters: random search with successive halving over rounds, on held-out training examples.
+
+Every method gets the same number of tries and rounds. The first try of a method is the experiment as it is; the others
+draw what is searched. After a ninth of the rounds the best third of a method's tries continues, after a third of the
+rounds the best ninth; the first try always does, so that the best can be compared with it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep import methods
+from fedkeep._util.hyperparameters import Hyper
+from fedkeep._util.validate import require_whole
+from fedkeep.errors import ConfigError, FedkeepError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.jobs import Jobs
+from fedkeep.experiments.overrides import full_key, override
+from fedkeep.experiments.sweep import Progress, run_all
+from fedkeep.forgetting import smoothed
+from fedkeep.runs.history import History
+
+ETA = 3  # one of so many tries continues
+HELD_OUT = 0.1  # of the training examples, unless the experiment says otherwise
+_LR_FACTOR = 4.0  # the learning rate is searched from a quarter to four times the experiment's
+_DIGITS = 3  # of the values that are drawn
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, drawn uniformly on a log scale; whole numbers are rounded."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    def draw(self, rng: np.random.Generator) -> float | int:
+        """Return a number with a few digits."""
+        value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        if self.whole:
+            return round(value)
+        return float(f"{min(max(value, self.low), self.high):.{_DIGITS}g}")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Some values, drawn with the same probability."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """Return one of the values."""
+        return self.values[int(rng.integers(len(self.values)))]
+
+
+Space = Mapping[str, Range | Choices]  # by key
+
+
+@dataclass(frozen=True)
+class Try:
+    """One setting of a method: its overrides, and its experiments by seed."""
+
+    method: str
+    number: int
+    overrides: tuple[str, ...]
+    experiments: Mapping[int, Experiment]
+
+    def folder(self, seed: int) -> str:
+        """Return the name of the run folder of a seed."""
+        return f"{self.method}/try-{self.number}-seed-{seed}"
+
+
+@dataclass
+class Tried:
+    """How a try ended: after which round, with which score of each seed; -inf for a run that diverged or failed."""
+
+    try_: Try
+    round: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    failure: str | None = None
+
+    @property
+    def score(self) -> float:
+        """The mean score over the seeds."""
+        return statistics.fmean(self.scores.values()) if self.scores else -math.inf
+
+
+def parse_space(texts: Sequence[str]) -> Space:
+    """Parse `key=low:high` (a range on a log scale) and `key=a,b,c` (choices).
+
+    >>> parse_space(["lr=0.01:0.1", "method.form=inside,outside"])
+    {'train.lr': Range(low=0.01, high=0.1, whole=False), 'method.form': Choices(values=('inside', 'outside'))}
+    """
+    space: dict[str, Range | Choices] = {}
+    for text in texts:
+        key, equals, written = (part.strip() for part in text.partition("="))
+        low, colon, high = written.partition(":")
+        try:
+            if not (key and equals and written):
+                raise ValueError
+            if colon:
+                ends = float(low), float(high)
+                if not (0 < ends[0] < ends[1] < math.inf):
+                    raise ValueError
+                whole = all(end.strip().isdigit() for end in (low, high))
+                space[full_key(key)] = Range(*ends, whole)
+            else:
+                space[full_key(key)] = Choices(tuple(value.strip() for value in written.split(",")))
+        except ValueError:
+            raise ConfigError(
+                f"{text!r} is not a search: write key=low:high with 0 < low < high, or key=a,b,c",
+                key="search",
+                value=text,
+            ) from None
+    return space
+
+
+def space_of(method: str, lr: float) -> Space:
+    """Return what is searched by default: the learning rate, and what the method declares."""
+    space: dict[str, Range | Choices] = {"train.lr": Range(lr / _LR_FACTOR, lr * _LR_FACTOR)}
+    for name, declared in methods.get(method).hyperparameters().items():
+        if declared.search is not None:
+            choices = declared.choices is not None
+            space[f"method.{name}"] = Choices(declared.search) if choices else _to_range(declared)
+    return space
+
+
+def _to_range(declared: Hyper) -> Range:
+    assert declared.search is not None
+    low, high = declared.search
+    return Range(low, high, declared.whole)
+
+
+def draw_tries(
+    tables: dict[str, Any], overrides: Sequence[str], method: str, number: int, seeds: int, search: Space
+) -> list[Try]:
+    """Return a method's tries; the first is the experiment as it is. `search` replaces and adds to what is searched."""
+    first = _experiments(tables, [f"method={method}", *overrides], seeds)
+    applicable = {key: one for key, one in search.items() if _applies(key, method)}
+    fixed = {full_key(text.partition("=")[0].strip()) for text in overrides}
+    space = {**space_of(method, first[0].train.lr), **applicable}
+    space = {key: one for key, one in space.items() if key not in fixed}
+    rng = np.random.default_rng(0)
+    tries = [Try(method, 0, (), first)]
+    for k in range(1, number if space else 1):
+        drawn = tuple(f"{key}={_written(one.draw(rng))}" for key, one in space.items())
+        tries.append(Try(method, k, drawn, _experiments(tables, [f"method={method}", *overrides, *drawn], seeds)))
+    return tries
+
+
+def stages(rounds: int, tries: int) -> list[tuple[int, int]]:
+    """Return (round, number of a method's tries that run to it): all, the best third, the best ninth.
+
+    >>> stages(90, 18), stages(60, 1), stages(4, 3)
+    ([(10, 18), (30, 6), (90, 2)], [(60, 1)], [(1, 3), (4, 1)])
+    """
+    if tries == 1:
+        return [(rounds, 1)]
+    found = {max(1, rounds // part): -(-tries * part // ETA**2) for part in (1, ETA, ETA**2)}
+    return sorted(found.items())
+
+
+def tune(
+    tries: Mapping[str, Sequence[Try]],
+    rounds: int,
+    folder: Path,
+    jobs: Jobs,
+    progress: Progress,
+) -> dict[str, list[Tried]]:
+    """Run the tries of every method, and return them by method, the best first. Runs that exist are continued."""
+    found = {method: [Tried(one) for one in some] for method, some in tries.items()}
+    for until, number in stages(rounds, max(len(some) for some in tries.values())):
+        running = [tried for some in found.values() for tried in _continued(some, number) if tried.failure is None]
+        _run_stage(running, until, folder, jobs, progress)
+        for some in found.values():
+            some.sort(key=lambda tried: (-tried.round, -tried.score, tried.try_.number))
+    return found
+
+
+def _continued(some: Sequence[Tried], number: int) -> list[Tried]:
+    """Return the best tries, and the experiment as it is, to which the others are compared."""
+    return [tried for place, tried in enumerate(some) if place < number or tried.try_.number == 0]
+
+
+def _run_stage(running: Sequence[Tried], until: int, folder: Path, jobs: Jobs, progress: Progress) -> None:
+    """Run tries up to a round and note their scores."""
+    by_folder = {tried.try_.folder(seed): (tried, seed) for tried in running for seed in tried.try_.experiments}
+    experiments = {name: tried.try_.experiments[seed] for name, (tried, seed) in by_folder.items()}
+    for tried in running:
+        tried.round, tried.scores = until, {}
+    with closing(run_all(experiments, folder, jobs, progress, until=until)) as outcomes:
+        for name, outcome in outcomes:
+            tried, seed = by_folder[name]
+            if isinstance(outcome, FedkeepError):
+                tried.scores[seed], tried.failure = -math.inf, str(outcome)
+            else:
+                tried.scores[seed] = _score(outcome, until)
+
+
+def _score(history: History, until: int) -> float:
+    """Return the smoothed accuracy after a round; a run of an earlier search may have come further."""
+    accuracy = [value for number, value in zip(history.rounds, history.accuracy, strict=True) if number <= until]
+    return float(smoothed(accuracy)[-1]) if accuracy else -math.inf
+
+
+def _experiments(tables: dict[str, Any], overrides: Sequence[str], seeds: int) -> dict[int, Experiment]:
+    """Return an experiment for every seed; unless it says otherwise, it is tested on held-out training examples."""
+    require_whole("seeds", seeds, low=1)
+    changed = override(tables, overrides)
+    data = changed.get("data")
+    if isinstance(data, dict) and data.get("held_out") is None:
+        changed["data"] = {**data, "held_out": HELD_OUT}
+    elif isinstance(data, str):
+        changed["data"] = {"source": data, "held_out": HELD_OUT}
+    return {seed: Experiment.from_dict({**changed, "seed": seed}) for seed in range(seeds)}
+
+
+def _written(value: Any) -> str:
+    """Return a value as an override has it."""
+    return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _applies(key: str, method: str) -> bool:
+    """Return whether a searched key exists for this method."""
+    section, _, name = key.partition(".")
+    return section != "method" or name in methods.get(method).hyperparameters()
