@@ -23,6 +23,7 @@ from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedka import FedKA
+from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
@@ -44,6 +45,7 @@ __all__ = [
     "FedGKD",
     "FedGKDVote",
     "FedKA",
+    "FedLMD",
     "FedNTD",
     "FedNova",
     "FedProx",
@@ -67,6 +69,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedNova,
         MOON,
         FedNTD,
+        FedLMD,
         FedGKD,
         FedGKDVote,
         FedCurv,
