@@ -29,6 +29,7 @@ from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
 from fedkeep.methods.fedssd import FedSSD
 from fedkeep.methods.flashback import Flashback
+from fedkeep.methods.gcfed import GCFed
 from fedkeep.methods.moon import MOON
 from fedkeep.methods.scaffold import Scaffold
 
@@ -51,6 +52,7 @@ __all__ = [
     "FedProx",
     "FedSSD",
     "Flashback",
+    "GCFed",
     "Scaffold",
     "discover",
     "get",
@@ -70,6 +72,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         MOON,
         FedNTD,
         FedLMD,
+        GCFed,
         FedGKD,
         FedGKDVote,
         FedCurv,

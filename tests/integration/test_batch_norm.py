@@ -29,7 +29,19 @@ from fedkeep.engine.setup import image_size
 from fedkeep.errors import MethodError, ModelError
 from fedkeep.method import FedAvg
 
-CARRIED = ["fedavg", "fedavgm", "feddyn", "fedgkd", "fedlmd", "fednova", "fedntd", "fedprox", "moon", "scaffold"]
+CARRIED = [
+    "fedavg",
+    "fedavgm",
+    "feddyn",
+    "fedgkd",
+    "fedlmd",
+    "fednova",
+    "fedntd",
+    "fedprox",
+    "gcfed",
+    "moon",
+    "scaffold",
+]
 
 
 class Net(nn.Module):
