@@ -27,6 +27,7 @@ from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.fedrs import FedRS
 from fedkeep.methods.fedssd import FedSSD
 from fedkeep.methods.flashback import Flashback
 from fedkeep.methods.gcfed import GCFed
@@ -50,6 +51,7 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedProx",
+    "FedRS",
     "FedSSD",
     "Flashback",
     "GCFed",
@@ -73,6 +75,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedNTD,
         FedLMD,
         GCFed,
+        FedRS,
         FedGKD,
         FedGKDVote,
         FedCurv,

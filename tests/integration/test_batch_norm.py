@@ -38,6 +38,7 @@ CARRIED = [
     "fednova",
     "fedntd",
     "fedprox",
+    "fedrs",
     "gcfed",
     "moon",
     "scaffold",
