@@ -23,6 +23,7 @@ from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedka import FedKA
+from fedkeep.methods.fedlc import FedLC
 from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
@@ -47,6 +48,7 @@ __all__ = [
     "FedGKD",
     "FedGKDVote",
     "FedKA",
+    "FedLC",
     "FedLMD",
     "FedNTD",
     "FedNova",
@@ -76,6 +78,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedLMD,
         GCFed,
         FedRS,
+        FedLC,
         FedGKD,
         FedGKDVote,
         FedCurv,

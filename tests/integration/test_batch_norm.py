@@ -34,6 +34,7 @@ CARRIED = [
     "fedavgm",
     "feddyn",
     "fedgkd",
+    "fedlc",
     "fedlmd",
     "fednova",
     "fedntd",
