@@ -30,6 +30,7 @@ from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
 from fedkeep.methods.fedrs import FedRS
 from fedkeep.methods.fedssd import FedSSD
+from fedkeep.methods.fedvls import FedVLS
 from fedkeep.methods.flashback import Flashback
 from fedkeep.methods.gcfed import GCFed
 from fedkeep.methods.moon import MOON
@@ -55,6 +56,7 @@ __all__ = [
     "FedProx",
     "FedRS",
     "FedSSD",
+    "FedVLS",
     "Flashback",
     "GCFed",
     "Scaffold",
@@ -79,6 +81,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         GCFed,
         FedRS,
         FedLC,
+        FedVLS,
         FedGKD,
         FedGKDVote,
         FedCurv,

@@ -40,6 +40,7 @@ CARRIED = [
     "fedntd",
     "fedprox",
     "fedrs",
+    "fedvls",
     "gcfed",
     "moon",
     "scaffold",
