@@ -28,6 +28,7 @@ from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.fedrod import FedRoD
 from fedkeep.methods.fedrs import FedRS
 from fedkeep.methods.fedssd import FedSSD
 from fedkeep.methods.fedvls import FedVLS
@@ -55,6 +56,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedRS",
+    "FedRoD",
     "FedSSD",
     "FedVLS",
     "Flashback",
@@ -82,6 +84,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedRS,
         FedLC,
         FedVLS,
+        FedRoD,
         FedGKD,
         FedGKDVote,
         FedCurv,

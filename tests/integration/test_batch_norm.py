@@ -39,6 +39,7 @@ CARRIED = [
     "fednova",
     "fedntd",
     "fedprox",
+    "fedrod",
     "fedrs",
     "fedvls",
     "gcfed",
