@@ -18,6 +18,7 @@ from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
 from fedkeep.methods.fedcurv import FedCurv
+from fedkeep.methods.feddecorr import FedDecorr
 from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedgkd import FedGKD
@@ -46,6 +47,7 @@ __all__ = [
     "FedCAD",
     "FedCurv",
     "FedDF",
+    "FedDecorr",
     "FedDyn",
     "FedGKD",
     "FedGKDVote",
@@ -85,6 +87,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedLC,
         FedVLS,
         FedRoD,
+        FedDecorr,
         FedGKD,
         FedGKDVote,
         FedCurv,

@@ -32,6 +32,7 @@ from fedkeep.method import FedAvg
 CARRIED = [
     "fedavg",
     "fedavgm",
+    "feddecorr",
     "feddyn",
     "fedgkd",
     "fedlc",
