@@ -78,6 +78,34 @@ def not_true_kl(student: Tensor, teacher: Tensor, y: Tensor, tau: float = 1.0) -
     return kl(not_true(student, y), not_true(teacher, y), tau)
 
 
+def keep_classes(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the logits, with -10,000 where the mask is False: these classes leave the softmax and get no gradient.
+
+    The number is finite in every dtype, so that a product with a probability of 0 is 0 and not NaN. [B, C], and a mask
+    [B, C] or [C], -> [B, C].
+
+    >>> keep_classes(torch.zeros(1, 3), torch.tensor([True, True, False])).softmax(-1)
+    tensor([[0.5000, 0.5000, 0.0000]])
+    """
+    return torch.where(classes, logits, -1e4)
+
+
+def masked_kl(
+    student: Tensor, teacher: Tensor, student_classes: Tensor, teacher_classes: Tensor, tau: float = 1.0
+) -> Tensor:
+    """Return `kl` with each softmax over the classes of its own mask, [B, C] -> [B]; 0 if the teacher has no class.
+
+    The teacher's classes must be among the student's. The masks are [B, C] or [C].
+
+    >>> z, both = torch.zeros(1, 3), torch.tensor([True, True, False])
+    >>> masked_kl(z, z, both, both), masked_kl(z, z, both, torch.zeros(3).bool())
+    (tensor([0.]), tensor([0.]))
+    """
+    log_q = F.log_softmax(keep_classes(student / tau, student_classes), dim=-1)
+    log_p = F.log_softmax(keep_classes(teacher / tau, teacher_classes), dim=-1)
+    return tau**2 * torch.where(teacher_classes, log_p.exp() * (log_p - log_q), 0).sum(-1)
+
+
 def credibility_weights(credibility: Tensor, p_true: Tensor, m_max: float) -> Tensor:
     """Return FedSSD's weight of every class channel (eq. 4): A [C, C] and p_g(x)[y] [B] -> M [B, C].
 

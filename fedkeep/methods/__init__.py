@@ -18,16 +18,23 @@ from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
 from fedkeep.methods.fedcurv import FedCurv
+from fedkeep.methods.feddecorr import FedDecorr
 from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedka import FedKA
+from fedkeep.methods.fedlc import FedLC
+from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.fedrod import FedRoD
+from fedkeep.methods.fedrs import FedRS
 from fedkeep.methods.fedssd import FedSSD
+from fedkeep.methods.fedvls import FedVLS
 from fedkeep.methods.flashback import Flashback
+from fedkeep.methods.gcfed import GCFed
 from fedkeep.methods.moon import MOON
 from fedkeep.methods.scaffold import Scaffold
 
@@ -40,15 +47,22 @@ __all__ = [
     "FedCAD",
     "FedCurv",
     "FedDF",
+    "FedDecorr",
     "FedDyn",
     "FedGKD",
     "FedGKDVote",
     "FedKA",
+    "FedLC",
+    "FedLMD",
     "FedNTD",
     "FedNova",
     "FedProx",
+    "FedRS",
+    "FedRoD",
     "FedSSD",
+    "FedVLS",
     "Flashback",
+    "GCFed",
     "Scaffold",
     "discover",
     "get",
@@ -67,6 +81,13 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedNova,
         MOON,
         FedNTD,
+        FedLMD,
+        GCFed,
+        FedRS,
+        FedLC,
+        FedVLS,
+        FedRoD,
+        FedDecorr,
         FedGKD,
         FedGKDVote,
         FedCurv,

@@ -29,7 +29,24 @@ from fedkeep.engine.setup import image_size
 from fedkeep.errors import MethodError, ModelError
 from fedkeep.method import FedAvg
 
-CARRIED = ["fedavg", "fedavgm", "feddyn", "fedgkd", "fednova", "fedntd", "fedprox", "moon", "scaffold"]
+CARRIED = [
+    "fedavg",
+    "fedavgm",
+    "feddecorr",
+    "feddyn",
+    "fedgkd",
+    "fedlc",
+    "fedlmd",
+    "fednova",
+    "fedntd",
+    "fedprox",
+    "fedrod",
+    "fedrs",
+    "fedvls",
+    "gcfed",
+    "moon",
+    "scaffold",
+]
 
 
 class Net(nn.Module):

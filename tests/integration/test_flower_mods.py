@@ -85,7 +85,18 @@ def test_local_differential_privacy_does_not_send_the_number_of_examples(three: 
     assert [float(upload["n"]) for upload in sent] == [1.0] * 3
 
 
-COVERED_BY_WRAPPERS = ("fedavg", "fedprox", "moon", "fedntd")
+COVERED_BY_WRAPPERS = (
+    "fedavg",
+    "fedprox",
+    "moon",
+    "fedntd",
+    "fedlmd",
+    "fedrs",
+    "fedlc",
+    "fedvls",
+    "fedrod",
+    "feddecorr",
+)
 SENDS_MORE = ("fednova", "flashback")  # than one model's weights and n
 SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote")  # in the broadcast: the mod itself raises
 

@@ -1,0 +1,62 @@
+"""GC-Fed. Seo et al., "GC-Fed: Gradient Centralized Federated Learning with Partial Client Participation", Information
+Fusion 131 (arXiv:2503.13180): Local GC for the feature extractor, Global GC for the classifier.
+
+Choices and deviations: docs/methods/gcfed.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedkeep import tree
+from fedkeep.method import Cohort, FedAvg, Grads, Params, ServerTree, Visit, hyper
+from fedkeep.methods._classifier import classifier
+from fedkeep.task import Task
+from fedkeep.tree import Tree
+
+
+@dataclass(frozen=True)
+class GCFed(FedAvg):
+    """GC-Fed: subtract each gradient's mean over a layer's inputs; for the classifier at the server."""
+
+    name: ClassVar[str] = "gcfed"
+    paper: ClassVar[str] = "Seo et al., Information Fusion 2026"
+    averaged: ClassVar[tuple[str, ...]] = ("params",)
+    form: str = hyper("hybrid", "the classifier at the server, the rest at the clients; all at the clients (local) or "
+                      "the server (global); as hybrid, and all at the server (released)",
+                      choices=("hybrid", "local", "global", "released"), test_value="local")  # fmt: skip
+    biases: bool = hyper(False, "centre vectors too, by their mean over all entries, as the released code does",
+                         choices=(True, False), test_value=True)  # fmt: skip
+
+    def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
+        """Return the gradients, centred in the layers that `form` gives to the clients."""
+        if self.form == "global":
+            return grads
+        head = [] if self.form == "local" else self.head(visit.task)
+        return {name: g if name in head else self.centred(g) for name, g in grads.items()}
+
+    def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
+        """Average, and centre the step in the layers that `form` gives to the server."""
+        params = super().aggregate(task, server, uploads, cohort)["params"]
+        step = tree.sub(params, server["params"])
+        layers = self.head(task) if self.form == "hybrid" else [] if self.form == "local" else list(step)
+        return {"params": {**params, **{name: server["params"][name] + self.centred(step[name]) for name in layers}}}
+
+    def init_server(self, task: Task, params: Params) -> ServerTree:
+        """Raise if `form` needs a classifier and the model has none."""
+        if self.form in ("hybrid", "released"):
+            self.head(task)
+        return super().init_server(task, params)
+
+    def head(self, task: Task) -> list[str]:
+        """Return the names of the classifier's weights."""
+        return classifier(task, self.name, "form", "'local'")
+
+    def centred(self, g: Tensor) -> Tensor:
+        """Return g minus its mean over all axes but the first, the outputs; a vector only with `biases`."""
+        if g.ndim > 1:
+            return g - g.mean(tuple(range(1, g.ndim)), keepdim=True)
+        return g - g.mean() if self.biases else g
