@@ -17,6 +17,7 @@ from fedkeep.method import FedAvg
 from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
+from fedkeep.methods.fedcm import FedCM
 from fedkeep.methods.fedcurv import FedCurv
 from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddyn import FedDyn
@@ -38,6 +39,7 @@ __all__ = [
     "FedAvgFinetune",
     "FedAvgM",
     "FedCAD",
+    "FedCM",
     "FedCurv",
     "FedDF",
     "FedDyn",
@@ -71,6 +73,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedGKDVote,
         FedCurv,
         FedDyn,
+        FedCM,
         FedKA,
         FedSSD,
         FedCAD,

@@ -29,7 +29,10 @@ from fedkeep.engine.setup import image_size
 from fedkeep.errors import MethodError, ModelError
 from fedkeep.method import FedAvg
 
-CARRIED = ["fedavg", "fedavgm", "feddyn", "fedgkd", "fednova", "fedntd", "fedprox", "moon", "scaffold"]
+CARRIED = [
+    "fedavg", "fedavgm", "feddyn", "fedcm", "fedgkd",
+    "fednova", "fedntd", "fedprox", "moon", "scaffold",
+]  # fmt: skip
 
 
 class Net(nn.Module):
