@@ -66,13 +66,18 @@ def aggregate(
     if settings.private:
         source = random_bytes or privacy.seeded_bytes(settings.seed, cohort.round)
         size = settings.cohort_size(task.n_clients)
-        uploads = privacy.privatise(method, server, uploads, cohort, settings, size, source)
+        uploads = privacy.privatise(method, _sent(method, server), uploads, cohort, settings, size, source)
     elif not settings.plain_mean:
-        uploads, cohort = robust.resist(method, server, uploads, cohort, settings)
+        uploads, cohort = robust.resist(method, _sent(method, server), uploads, cohort, settings)
     new = tree.detach(_checked(method, "aggregate", method.aggregate(task, server, uploads, cohort)))
     if check:
         require_finite_server(cohort.round, new)
     return new
+
+
+def _sent(method: FedAvg, server: Tree) -> Tree:
+    """Return the server's tree with the weights that clients got: their changes are measured from there."""
+    return {**server, "params": broadcast(method, server)["params"]}
 
 
 def _checked(method: FedAvg, hook: str, value: Any) -> Tree:

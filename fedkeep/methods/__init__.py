@@ -14,6 +14,7 @@ from typing import Any
 from fedkeep._util.text import did_you_mean
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
+from fedkeep.methods.fedacg import FedACG
 from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
@@ -35,6 +36,7 @@ from fedkeep.methods.scaffold import Scaffold
 __all__ = [
     "MOON",
     "REGISTRY",
+    "FedACG",
     "FedAvg",
     "FedAvgFinetune",
     "FedAvgM",
@@ -74,6 +76,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedCurv,
         FedDyn,
         FedCM,
+        FedACG,
         FedKA,
         FedSSD,
         FedCAD,
