@@ -29,6 +29,7 @@ from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
 from fedkeep.methods.fedssd import FedSSD
+from fedkeep.methods.fedvarp import FedVARP
 from fedkeep.methods.flashback import Flashback
 from fedkeep.methods.moon import MOON
 from fedkeep.methods.scaffold import Scaffold
@@ -52,6 +53,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedSSD",
+    "FedVARP",
     "Flashback",
     "Scaffold",
     "discover",
@@ -77,6 +79,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedDyn,
         FedCM,
         FedACG,
+        FedVARP,
         FedKA,
         FedSSD,
         FedCAD,
