@@ -22,6 +22,7 @@ from fedkeep.methods.fedcm import FedCM
 from fedkeep.methods.fedcurv import FedCurv
 from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddyn import FedDyn
+from fedkeep.methods.fedexp import FedExP
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedka import FedKA
@@ -46,6 +47,7 @@ __all__ = [
     "FedCurv",
     "FedDF",
     "FedDyn",
+    "FedExP",
     "FedGKD",
     "FedGKDVote",
     "FedKA",
@@ -80,6 +82,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedCM,
         FedACG,
         FedVARP,
+        FedExP,
         FedKA,
         FedSSD,
         FedCAD,
