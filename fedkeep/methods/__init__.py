@@ -25,6 +25,7 @@ from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedexp import FedExP
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
+from fedkeep.methods.fedinit import FedInit
 from fedkeep.methods.fedka import FedKA
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
@@ -50,6 +51,7 @@ __all__ = [
     "FedExP",
     "FedGKD",
     "FedGKDVote",
+    "FedInit",
     "FedKA",
     "FedNTD",
     "FedNova",
@@ -83,6 +85,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedACG,
         FedVARP,
         FedExP,
+        FedInit,
         FedKA,
         FedSSD,
         FedCAD,
