@@ -30,6 +30,7 @@ from fedkeep.methods.fedka import FedKA
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.fedsam import FedSAM
 from fedkeep.methods.fedssd import FedSSD
 from fedkeep.methods.fedvarp import FedVARP
 from fedkeep.methods.flashback import Flashback
@@ -56,6 +57,7 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedProx",
+    "FedSAM",
     "FedSSD",
     "FedVARP",
     "Flashback",
@@ -86,6 +88,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedVARP,
         FedExP,
         FedInit,
+        FedSAM,
         FedKA,
         FedSSD,
         FedCAD,

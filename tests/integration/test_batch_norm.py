@@ -30,7 +30,7 @@ from fedkeep.errors import MethodError, ModelError
 from fedkeep.method import FedAvg
 
 CARRIED = [
-    "fedavg", "fedavgm", "feddyn", "fedcm", "fedacg", "fedvarp", "fedexp", "fedinit", "fedgkd",
+    "fedavg", "fedavgm", "feddyn", "fedcm", "fedacg", "fedvarp", "fedexp", "fedinit", "fedsam", "fedgkd",
     "fednova", "fedntd", "fedprox", "moon", "scaffold",
 ]  # fmt: skip
 
