@@ -31,6 +31,7 @@ from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
 from fedkeep.methods.fedsam import FedSAM
+from fedkeep.methods.fedsol import FedSOL
 from fedkeep.methods.fedssd import FedSSD
 from fedkeep.methods.fedvarp import FedVARP
 from fedkeep.methods.flashback import Flashback
@@ -58,6 +59,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedSAM",
+    "FedSOL",
     "FedSSD",
     "FedVARP",
     "Flashback",
@@ -89,6 +91,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedExP,
         FedInit,
         FedSAM,
+        FedSOL,
         FedKA,
         FedSSD,
         FedCAD,

@@ -30,7 +30,7 @@ from fedkeep.errors import MethodError, ModelError
 from fedkeep.method import FedAvg
 
 CARRIED = [
-    "fedavg", "fedavgm", "feddyn", "fedcm", "fedacg", "fedvarp", "fedexp", "fedinit", "fedsam", "fedgkd",
+    "fedavg", "fedavgm", "feddyn", "fedcm", "fedacg", "fedvarp", "fedexp", "fedinit", "fedsam", "fedsol", "fedgkd",
     "fednova", "fedntd", "fedprox", "moon", "scaffold",
 ]  # fmt: skip
 

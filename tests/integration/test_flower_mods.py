@@ -85,7 +85,7 @@ def test_local_differential_privacy_does_not_send_the_number_of_examples(three: 
     assert [float(upload["n"]) for upload in sent] == [1.0] * 3
 
 
-COVERED_BY_WRAPPERS = ("fedavg", "fedprox", "moon", "fedntd", "fedinit", "fedsam")
+COVERED_BY_WRAPPERS = ("fedavg", "fedprox", "moon", "fedntd", "fedinit", "fedsam", "fedsol")
 SENDS_MORE = ("fednova", "flashback")  # than one model's weights and n
 SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm")  # in the broadcast: the mod itself raises
 
