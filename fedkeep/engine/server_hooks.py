@@ -14,8 +14,10 @@ from fedkeep.engine import privacy, robust
 from fedkeep.engine.divergence import require_finite_server
 from fedkeep.engine.privacy import RandomBytes
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.weight_average import next_average, with_average, without_average
 from fedkeep.errors import MethodError
 from fedkeep.method import Cohort, FedAvg
+from fedkeep.runs.server_state import AVERAGE
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -27,14 +29,19 @@ def make_cohort(settings: Settings, ids: Iterable[int], round: int) -> Cohort:
     return Cohort(tuple(ids), round, server_seed(settings.seed, round))
 
 
-def init_server(method: FedAvg, task: Task) -> Tree:
-    """Return the server's first tree."""
-    return _checked(method, "init_server", method.init_server(task, task.init))
+def init_server(method: FedAvg, task: Task, settings: Settings) -> Tree:
+    """Return the server's first tree, with the average of the weights if the settings want one."""
+    server = _checked(method, "init_server", method.init_server(task, task.init))
+    if AVERAGE in server:
+        raise MethodError(
+            f'{method.name}: "{AVERAGE}" is reserved for the average of the weights over rounds', key="init_server"
+        )
+    return with_average(server, settings.average_weights)
 
 
 def broadcast(method: FedAvg, server: Tree) -> Tree:
     """Return what goes to every client."""
-    return _checked(method, "broadcast", method.broadcast(server))
+    return _checked(method, "broadcast", method.broadcast(without_average(server)))
 
 
 def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
@@ -66,13 +73,21 @@ def aggregate(
     if settings.private:
         source = random_bytes or privacy.seeded_bytes(settings.seed, cohort.round)
         size = settings.cohort_size(task.n_clients)
-        uploads = privacy.privatise(method, server, uploads, cohort, settings, size, source)
+        uploads = privacy.privatise(method, _sent(method, server), uploads, cohort, settings, size, source)
     elif not settings.plain_mean:
-        uploads, cohort = robust.resist(method, server, uploads, cohort, settings)
-    new = tree.detach(_checked(method, "aggregate", method.aggregate(task, server, uploads, cohort)))
+        uploads, cohort = robust.resist(method, _sent(method, server), uploads, cohort, settings)
+    own = without_average(server)
+    new = tree.detach(_checked(method, "aggregate", method.aggregate(task, own, uploads, cohort)))
+    if settings.average_weights is not None:
+        new = {**new, AVERAGE: next_average(server[AVERAGE], new["params"], settings.average_weights)}
     if check:
         require_finite_server(cohort.round, new)
     return new
+
+
+def _sent(method: FedAvg, server: Tree) -> Tree:
+    """Return the server's tree with the weights that clients got: their changes are measured from there."""
+    return {**server, "params": broadcast(method, server)["params"]}
 
 
 def _checked(method: FedAvg, hook: str, value: Any) -> Tree:

@@ -67,6 +67,7 @@ class SettingsDict(TypedDict, total=False):
     dp_delta: float
     cohorts: str | PathLike[str] | Sequence[Sequence[int]] | None
     reductions: Sequence[Reduction | Mapping[str, Any]] | None
+    average_weights: float | int | None
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Settings:
     cohorts: the clients of every round, instead of random ones: a federation file, or one list of client ids per
     round. `participation` then has no effect.
     reductions: examples that clients lose during the run, `fedkeep.data.Reduction`s or dicts with their fields.
+    average_weights: test and save the mean of the global weights over rounds, while clients start from the last ones:
+    an exponential mean that keeps this share (float) from round to round, or the mean of so many rounds (int).
     """
 
     rounds: int = 50
@@ -127,6 +130,7 @@ class Settings:
     dp_delta: float = 1e-5
     cohorts: str | Cohorts | None = None
     reductions: tuple[Reduction, ...] | None = None
+    average_weights: float | int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
@@ -168,6 +172,10 @@ class Settings:
         require_choice("engine", self.engine, ENGINES)
         require_choice("aggregation", self.aggregation, list(SMALLEST_COHORT))
         require_whole("hostile", self.hostile, 1)
+        if isinstance(self.average_weights, int):
+            require_whole("average_weights", self.average_weights, 2, 10**4)
+        elif self.average_weights is not None:
+            require_number("average_weights", self.average_weights, above=0, below=1)
         self._check_privacy()
 
     @property

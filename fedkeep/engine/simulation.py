@@ -38,7 +38,7 @@ from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.label_counts import write_label_counts
 from fedkeep.runs.packed import as_table
-from fedkeep.runs.server_state import ServerState
+from fedkeep.runs.server_state import ServerState, global_params
 from fedkeep.task import check_forward
 from fedkeep.tree import Tree
 
@@ -86,7 +86,7 @@ class Simulation:
         check_forward(self.task, sample)
         self.threads = device.threads(settings, self.task)
         self.local = LocalTraining(self.method, self.task, inputs, settings.clip_norm)
-        server = server_hooks.init_server(self.method, self.task)
+        server = server_hooks.init_server(self.method, self.task, settings)
         shared = server_hooks.broadcast(self.method, server)
         self.trainer = Trainer(self.local, self.x, self.y, shared, settings)
         test = (self.x_test, self.y_test, self.eval_inputs)
@@ -106,7 +106,7 @@ class Simulation:
 
     @property
     def params(self) -> Tree:
-        """The global model's weights."""
+        """The global model's weights, as tested and saved."""
         return self.state.params
 
     @property
@@ -241,7 +241,7 @@ class Simulation:
         finite = finite_server(server)
         if self.settings.due(self.settings.eval_every, plan.round):
             with self._numerics(), round_part("test of the global model"):
-                evaluation = self.evaluator.start(server["params"])
+                evaluation = self.evaluator.start(global_params(server))
         if plan.cohort:
             with round_part("check for NaN"):
                 self.ranks.on_rank0(result.verify)
@@ -258,7 +258,7 @@ class Simulation:
 
     def client_state(self, client: int) -> Tree:
         """Return what a client has kept since its last visit, or its state at a first visit."""
-        return self.round_trainer.client_state(self.state.clients.get(client), self.params)
+        return self.round_trainer.client_state(self.state.clients.get(client), self.server["params"])
 
     def personal_params(self, client: int) -> Tree:
         """Return the weights that this client would use for itself, as its method defines them."""

@@ -28,6 +28,7 @@ from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run, saved_round
+from fedkeep.runs.server_state import global_params
 
 if TYPE_CHECKING:
     from fedkeep.experiments.experiment import Experiment
@@ -129,7 +130,7 @@ def load_finished(experiment: Experiment, path: Path) -> History:
     file = newest_checkpoint(path, about.run)
     assert file is not None
     saved = read_checkpoint(file, about)
-    history.params, history.saved = saved.server["params"], saved.round
+    history.params, history.saved = global_params(saved.server), saved.round
     history.build = partial(build_model, experiment)
     return history
 

@@ -75,6 +75,12 @@ class FederationServer:
         values = {key.replace("-", "_"): value for key, value in config.items()}
         settings = {key: value for key, value in values.items() if key in Settings.__dataclass_fields__}
         changed = sorted(key for key, value in settings.items() if value != getattr(self.settings, key))
+        if "average_weights" in changed:
+            raise RunError(
+                "average_weights is part of the server's tree: pass it to Strategy instead of start",
+                key="average_weights",
+                value=settings["average_weights"],
+            )
         fixed = [key for key in changed if key != "rounds"] if self.state.folder is not None else []
         if fixed:
             raise RunError(
@@ -100,7 +106,7 @@ class FederationServer:
                 f"the initial arrays lack {missing[0]}, a weight of the model that model_fn returns", key=missing[0]
             )
         self.task.init = {name: weights[name].to(w) for name, w in init.items()}
-        self.state.server = server_hooks.init_server(self.method, self.task)
+        self.state.server = server_hooks.init_server(self.method, self.task, self.settings)
 
     def state_dict(self) -> ArrayRecord:
         """Return the whole model, including its buffers, as Flower's arrays."""
@@ -175,7 +181,7 @@ def build_server(
         inputs=inputs,
         test=test,
         run=secrets.token_hex(16),
-        state=ServerState(server_hooks.init_server(method, task), history),
+        state=ServerState(server_hooks.init_server(method, task, settings), history),
     )
     if run_dir:
         _open_folder(federation, Path(str(run_dir)).expanduser(), data, keep, from_round)

@@ -45,7 +45,7 @@ class Trial:
             top = float(leaf.double().abs().max()) if leaf.numel() else 0.0
             if not path.startswith("params/") and not top <= self.limits.value:
                 return f"{path} of the server would contain {top:.3g} (limits.value)"
-        distance, norm = distance_between(server["params"], self.federation.state.params)
+        distance, norm = distance_between(server["params"], self.federation.state.server["params"])
         if not distance <= self.limits.update * max(norm, 1.0):
             return f"the server's params would move by {distance:.3g}, from a norm of {norm:.3g} (limits.update)"
         if not self._trains():

@@ -116,7 +116,8 @@ def train_next_round(simulation: Simulation) -> NextRound:
             value=number,
         )
     after = simulation.aggregate(result)["params"]
-    return NextRound(simulation, number, ids, tree.detach(simulation.params), result.clients["params"], after)
+    before = tree.detach(simulation.server["params"])  # where clients start, also if an average is what is tested
+    return NextRound(simulation, number, ids, before, result.clients["params"], after)
 
 
 def with_split(simulation: Simulation, split: Mapping[str, Any]) -> Simulation:

@@ -14,15 +14,19 @@ from typing import Any
 from fedkeep._util.text import did_you_mean
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
+from fedkeep.methods.fedacg import FedACG
 from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
+from fedkeep.methods.fedcm import FedCM
 from fedkeep.methods.fedcurv import FedCurv
 from fedkeep.methods.feddecorr import FedDecorr
 from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddyn import FedDyn
+from fedkeep.methods.fedexp import FedExP
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
+from fedkeep.methods.fedinit import FedInit
 from fedkeep.methods.fedka import FedKA
 from fedkeep.methods.fedlc import FedLC
 from fedkeep.methods.fedlmd import FedLMD
@@ -31,7 +35,10 @@ from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
 from fedkeep.methods.fedrod import FedRoD
 from fedkeep.methods.fedrs import FedRS
+from fedkeep.methods.fedsam import FedSAM
+from fedkeep.methods.fedsol import FedSOL
 from fedkeep.methods.fedssd import FedSSD
+from fedkeep.methods.fedvarp import FedVARP
 from fedkeep.methods.fedvls import FedVLS
 from fedkeep.methods.flashback import Flashback
 from fedkeep.methods.gcfed import GCFed
@@ -41,16 +48,20 @@ from fedkeep.methods.scaffold import Scaffold
 __all__ = [
     "MOON",
     "REGISTRY",
+    "FedACG",
     "FedAvg",
     "FedAvgFinetune",
     "FedAvgM",
     "FedCAD",
+    "FedCM",
     "FedCurv",
     "FedDF",
     "FedDecorr",
     "FedDyn",
+    "FedExP",
     "FedGKD",
     "FedGKDVote",
+    "FedInit",
     "FedKA",
     "FedLC",
     "FedLMD",
@@ -59,7 +70,10 @@ __all__ = [
     "FedProx",
     "FedRS",
     "FedRoD",
+    "FedSAM",
+    "FedSOL",
     "FedSSD",
+    "FedVARP",
     "FedVLS",
     "Flashback",
     "GCFed",
@@ -92,6 +106,13 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedGKDVote,
         FedCurv,
         FedDyn,
+        FedCM,
+        FedACG,
+        FedVARP,
+        FedExP,
+        FedInit,
+        FedSAM,
+        FedSOL,
         FedKA,
         FedSSD,
         FedCAD,

@@ -87,7 +87,7 @@ def options(name: str) -> dict[str, Any]:
     """Return the options of a model and their default values.
 
     >>> options("resnet8")
-    {'width': 16, 'channels_per_group': 16, 'norm': 'group', 'projection': None}
+    {'width': 16, 'channels_per_group': 16, 'norm': 'group', 'projection': None, 'head': 'linear'}
     """
     require_choice("model", name, REGISTRY, error=ModelError)
     return {key: p.default for key, p in list(inspect.signature(REGISTRY[name]).parameters.items())[2:]}

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedkeep._util.text import format_value
-from fedkeep._util.validate import require_whole
+from fedkeep._util.validate import require_choice, require_whole
 from fedkeep.errors import ModelError
+from fedkeep.models.etf import etf_classifier
 
 MAX_WIDTH = 2**20  # of a layer
 MAX_LAYERS = 256
@@ -20,18 +21,22 @@ class Network(nn.Module):
     """A body that computes features, an optional projection head, and a linear classifier.
 
     `projection=256` is the head of MOON and FedGKD+: two dense layers, the first as wide as the body's features. The
-    classifier takes the output of the head, so features and logits both depend on it.
+    classifier takes the output of the head, so features and logits both depend on it. `head="etf"` is a classifier that
+    is never trained (fedkeep.models.etf).
     """
 
-    def __init__(self, body: nn.Module, width: int, n_classes: int, projection: int | None = None) -> None:
+    def __init__(
+        self, body: nn.Module, width: int, n_classes: int, projection: int | None = None, head: str = "linear"
+    ) -> None:
         super().__init__()
+        require_choice("head", head, ("linear", "etf"), error=ModelError)
         self.body = body
         self.projection: nn.Module = nn.Identity()
         if projection is not None:
             require_whole("projection", projection, low=1, high=MAX_WIDTH, error=ModelError)
             self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection))
             width = projection
-        self.classifier = nn.Linear(width, n_classes)
+        self.classifier = etf_classifier(width, n_classes) if head == "etf" else nn.Linear(width, n_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the classifier."""
@@ -47,31 +52,47 @@ class Network(nn.Module):
 
 
 def mlp(
-    input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (64,), projection: int | None = None
+    input_shape: Sequence[int],
+    n_classes: int,
+    hidden: Sequence[int] = (64,),
+    projection: int | None = None,
+    head: str = "linear",
 ) -> Network:
     """Return a dense network with ReLU; its layers are 64-64-10 for digits."""
     layers, width = _dense(math.prod(input_shape), hidden)
-    return Network(nn.Sequential(nn.Flatten(), *layers), width, n_classes, projection)
+    return Network(nn.Sequential(nn.Flatten(), *layers), width, n_classes, projection, head)
 
 
 def cnn_fedntd(
-    input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (512,), projection: int | None = None
+    input_shape: Sequence[int],
+    n_classes: int,
+    hidden: Sequence[int] = (512,),
+    projection: int | None = None,
+    head: str = "linear",
 ) -> Network:
     """Return the network of FedNTD and Flashback: conv5x5(32)-pool-conv5x5(64)-pool-fc512-fc, padded by 2."""
     body, width = _cnn(input_shape, channels=(32, 64), hidden=hidden, padding=2)
-    return Network(body, width, n_classes, projection)
+    return Network(body, width, n_classes, projection, head)
 
 
 def cnn_fedssd(
-    input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (120, 84), projection: int | None = None
+    input_shape: Sequence[int],
+    n_classes: int,
+    hidden: Sequence[int] = (120, 84),
+    projection: int | None = None,
+    head: str = "linear",
 ) -> Network:
     """Return the network of FedSSD: conv5x5(6)-pool-conv5x5(16)-pool-fc120-fc84-fc, without padding."""
     body, width = _cnn(input_shape, channels=(6, 16), hidden=hidden, padding=0)
-    return Network(body, width, n_classes, projection)
+    return Network(body, width, n_classes, projection, head)
 
 
 def cnn_fedka(
-    input_shape: Sequence[int], n_classes: int, hidden: Sequence[int] = (512,), projection: int | None = None
+    input_shape: Sequence[int],
+    n_classes: int,
+    hidden: Sequence[int] = (512,),
+    projection: int | None = None,
+    head: str = "linear",
 ) -> Network:
     """Return the t-CNN of FedKA: conv(32)-pool-conv(64)-pool-fc512-fc.
 
@@ -79,7 +100,7 @@ def cnn_fedka(
     network.
     """
     body, width = _cnn(input_shape, channels=(32, 64), hidden=hidden, padding=0)
-    return Network(body, width, n_classes, projection)
+    return Network(body, width, n_classes, projection, head)
 
 
 def require_image(input_shape: Sequence[int]) -> None:

@@ -104,8 +104,10 @@ def _constructor(name: str) -> Callable[..., Network]:
         channels_per_group: int = 16,
         norm: str = "group",
         projection: int | None = None,
+        head: str = "linear",
     ) -> Network:
-        return _resnet(depth, input_shape, n_classes, width, channels_per_group, norm, projection)
+        body, features = _resnet(depth, input_shape, width, channels_per_group, norm)
+        return Network(body, features, n_classes, projection, head)
 
     resnet.__name__ = resnet.__qualname__ = name
     resnet.__doc__ = depth.about
@@ -118,12 +120,11 @@ resnet8, resnet10, resnet18, resnet50, resnet56 = (_constructor(name) for name i
 def _resnet(
     depth: Depth,
     input_shape: Sequence[int],
-    n_classes: int,
     width: int,
     channels_per_group: int,
     norm: str,
-    projection: int | None,
-) -> Network:
+) -> tuple[nn.Module, int]:
+    """Return the body, and the width of its features."""
     require_image(input_shape)
     require_whole("width", width, low=1, high=MAX_WIDTH, error=ModelError)
     require_whole("channels_per_group", channels_per_group, low=1, high=MAX_WIDTH, error=ModelError)
@@ -145,7 +146,7 @@ def _resnet(
         fan_in = wide * depth.block.expansion
         stage += [depth.block(fan_in, wide, stride=1, norm=layer) for _ in range(n - 1)]
         parts.append((f"stage{i + 1}", nn.Sequential(*stage)))
-    return Network(nn.Sequential(OrderedDict([*parts, ("pool", GlobalMean())])), fan_in, n_classes, projection)
+    return nn.Sequential(OrderedDict([*parts, ("pool", GlobalMean())])), fan_in
 
 
 def _stem(channels: int, width: int, norm: Norm, small: bool) -> nn.Module:

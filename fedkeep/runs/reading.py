@@ -27,6 +27,7 @@ from fedkeep.runs.records import Lines, read_lines
 from fedkeep.runs.records import read_records as read_records
 from fedkeep.runs.releases import RELEASES, Releases
 from fedkeep.runs.seals import damaged, foreign, parse_json, seal_lines, unseal_json, unseal_lines, unseal_text
+from fedkeep.runs.server_state import global_params
 from fedkeep.runs.trees import read_tree
 
 log = logging.getLogger("fedkeep")
@@ -144,7 +145,8 @@ def _read_checkpoint(history: History, experiment: ExperimentFile, weights: bool
     try:
         header = read_header(file, experiment.run)
         if weights:
-            history.params, history.saved = read_tree(file, experiment.run)[0]["server"]["params"], header.round
+            server = read_tree(file, experiment.run)[0]["server"]
+            history.params, history.saved = global_params(server), header.round
         return header
     except ForeignFile:
         raise

@@ -12,6 +12,18 @@ from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
 from fedkeep.tree import Tree
 
+AVERAGE = "average_weights"  # the entry of a server's tree with the mean of the weights over rounds, if a run keeps one
+
+
+def global_params(server: Tree) -> Tree:
+    """Return the global model's weights, as tested and saved: their average over rounds, if a run keeps one.
+
+    Clients start from `server["params"]`, the weights of the last round.
+    """
+    if AVERAGE not in server:
+        return server["params"]  # type: ignore[no-any-return]
+    return tree.map(lambda a, w: a.to(w.dtype), server[AVERAGE]["weights"], server["params"])
+
 
 @dataclass
 class ServerState:
@@ -25,8 +37,8 @@ class ServerState:
 
     @property
     def params(self) -> Tree:
-        """The global model's weights."""
-        return self.server["params"]  # type: ignore[no-any-return]
+        """The global model's weights, as tested and saved."""
+        return global_params(self.server)
 
     def attach(
         self, folder: RunFolder, clients: ClientStore, device: torch.device, from_round: int | None = None

@@ -30,23 +30,10 @@ from fedkeep.errors import MethodError, ModelError
 from fedkeep.method import FedAvg
 
 CARRIED = [
-    "fedavg",
-    "fedavgm",
-    "feddecorr",
-    "feddyn",
-    "fedgkd",
-    "fedlc",
-    "fedlmd",
-    "fednova",
-    "fedntd",
-    "fedprox",
-    "fedrod",
-    "fedrs",
-    "fedvls",
-    "gcfed",
-    "moon",
+    "fedavg", "fedavgm", "feddyn", "fedcm", "fedacg", "fedvarp", "fedexp", "fedinit", "fedsam", "fedsol", "fedgkd",
+    "fednova", "fedntd", "fedlmd", "gcfed", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedprox", "moon",
     "scaffold",
-]
+]  # fmt: skip
 
 
 class Net(nn.Module):

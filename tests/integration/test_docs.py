@@ -156,6 +156,10 @@ def test_the_profiling_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list((tmp_path / "runs").glob("*/trace.json.gz"))
 
 
+def test_the_page_on_averaged_weights_runs(tmp_path: Path) -> None:
+    run_page("average-weights.md", tmp_path)
+
+
 def test_the_instruments_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     pytest.importorskip("pyarrow", reason="Parquet needs the extra data")

@@ -86,19 +86,11 @@ def test_local_differential_privacy_does_not_send_the_number_of_examples(three: 
 
 
 COVERED_BY_WRAPPERS = (
-    "fedavg",
-    "fedprox",
-    "moon",
-    "fedntd",
-    "fedlmd",
-    "fedrs",
-    "fedlc",
-    "fedvls",
-    "fedrod",
-    "feddecorr",
-)
+    "fedavg", "fedprox", "moon", "fedntd", "fedlmd", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedinit",
+    "fedsam", "fedsol",
+)  # fmt: skip
 SENDS_MORE = ("fednova", "flashback")  # than one model's weights and n
-SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote")  # in the broadcast: the mod itself raises
+SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm")  # in the broadcast: the mod itself raises
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import raises
-from support.problems import gap
+from support.problems import Problem, gap
 from torch import nn
 
 import fedkeep as fk
@@ -188,6 +189,55 @@ def test_building_does_not_change_the_random_state_of_torch() -> None:
 
 
 @pytest.mark.parametrize("name", models.REGISTRY)
+@pytest.mark.parametrize("projection", [None, 7])
+def test_every_network_can_have_a_fixed_equiangular_classifier(name: str, projection: int | None) -> None:
+    narrow = {"width": 4, "channels_per_group": 2} if name.startswith("resnet") else {}
+    trained, fixed = (
+        models.build(name, (1, 16, 16), 5, seed=3, projection=projection, head=head, **narrow)
+        for head in ("linear", "etf")
+    )
+    rows = fixed.classifier.weight
+    cosines = torch.nn.functional.cosine_similarity(rows[:, None], rows[None], dim=-1)
+    assert torch.allclose(cosines, torch.full((5, 5), -1 / 4) + 1.25 * torch.eye(5), atol=1e-5)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(5), atol=1e-6)
+    assert fixed.classifier.bias is None
+    assert {n for n, p in fixed.named_parameters() if not p.requires_grad} == {"classifier.weight"}
+    body = {n: p for n, p in fixed.named_parameters() if n != "classifier.weight"}
+    assert all(torch.equal(p, dict(trained.named_parameters())[n]) for n, p in body.items())
+    other = models.build(name, (1, 16, 16), 5, seed=4, projection=projection, head="etf", **narrow)
+    assert not torch.allclose(other.classifier.weight, rows)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_equiangular_rows_fit_into_one_feature_less_than_classes(classes: int) -> None:
+    rows = models.build("mlp", (4,), classes, hidden=[classes - 1], head="etf").classifier.weight
+    expected = torch.eye(classes) * classes / (classes - 1) - 1 / (classes - 1)
+    assert torch.allclose(rows @ rows.T, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("classes", "width"), [(1, 4), (10, 8), (3, 1)])
+def test_too_few_features_or_classes_for_equiangular_rows_raise(classes: int, width: int) -> None:
+    with raises(ModelError, "head", "etf", valid=["linear"]):
+        models.build("mlp", (4,), classes, hidden=[width], head="etf")
+
+
+def test_an_unknown_head_raises() -> None:
+    with raises(ModelError, "head", "eft", valid=["linear", "etf"]):
+        models.build("mlp", (4,), 3, head="eft")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcurv", "moon", "scaffold"])
+def test_a_fixed_classifier_is_never_trained_or_sent(problem: Problem, method: str) -> None:
+    model = models.build("mlp", (1, 4, 4), 4, seed=3, head="etf")
+    fixed = dataclasses.replace(problem, model=model)
+    loop, stacked = (fixed.run(fk.methods.get(method)(), engine=engine) for engine in ("loop", "stacked"))
+    assert gap(loop.server, stacked.server) < 1e-10
+    assert "classifier.weight" not in loop.params
+    assert torch.equal(loop.history.model.classifier.weight.float(), model.classifier.weight)
+    assert gap(loop.task.init, loop.params) > 1e-6
+
+
+@pytest.mark.parametrize("name", models.REGISTRY)
 def test_every_network_can_have_a_projection_head(name) -> None:
     """Linear(w, w), ReLU, Linear(w, 7) below a classifier of 7 features; the body does not change."""
     narrow = {"width": 4} if "width" in models.options(name) else {}
@@ -205,7 +255,7 @@ def test_every_network_can_have_a_projection_head(name) -> None:
 
 
 def test_options_change_the_network() -> None:
-    assert models.options("cnn_fedssd") == {"hidden": (120, 84), "projection": None}
+    assert models.options("cnn_fedssd") == {"hidden": (120, 84), "projection": None, "head": "linear"}
     assert models.build("mlp", (4,), 3, hidden=[5, 6]).classifier.in_features == 6
     assert models.build("mlp", (4,), 3, hidden=[]).classifier.in_features == 4
     assert models.build("cnn_fedntd", GREY, 3, hidden=[np.int64(9)]).classifier.in_features == 9

@@ -23,7 +23,7 @@ from fedkeep.method import Cohort, FedAvg
 pytest.importorskip("opacus", reason="the accountant is not installed: pip install 'fedkeep[privacy]'")
 
 DP = {"dp_clip": 0.5, "dp_noise": 1.5}
-REFUSED = ("fednova", "flashback", "feddf")
+REFUSED = ("fednova", "flashback", "feddf", "fedvarp", "fedexp")
 
 
 def silent(count: int) -> bytes:
@@ -88,6 +88,17 @@ def privatised(sim: fk.Simulation, uploads: tree.Tree, cohort: Cohort, source=si
 
 def joint_norm(value: tree.Tree) -> float:
     return float(tree.dot(value, value)) ** 0.5
+
+
+def test_changes_are_measured_from_the_weights_that_were_sent(problem: Problem) -> None:
+    """FedACG sends other weights than it holds."""
+    sim = problem.simulation(fk.methods.FedACG(), **DP)
+    sim.step()
+    uploads, cohort = uploads_of(sim)
+    sent = sim.method.broadcast(sim.server)["params"]
+    assert joint_norm(tree.sub(sent, sim.server["params"])) > 2 * DP["dp_clip"]
+    new = server_hooks.aggregate(sim.method, sim.task, sim.server, uploads, cohort, sim.settings, silent)
+    assert 0 < joint_norm(tree.sub(new["params"], sent)) <= DP["dp_clip"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(fk.methods.REGISTRY.keys() - set(REFUSED)))
