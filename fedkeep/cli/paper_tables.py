@@ -93,8 +93,8 @@ def disclaimers(job: Job) -> list[str]:
     texts = []
     if job.quick:
         texts.append(
-            "Quick: handwritten digits and a small network instead of the paper's data and model. This only tests that "
-            "everything runs; the results are not comparable with the paper's figures shown next to them."
+            "Quick: a small data set and a small network instead of the paper's. This only tests that everything runs; "
+            "the results are not comparable with the paper's."
         )
     changed = [
         text for text in job.overrides if text.partition("=")[0].removeprefix("train.") not in _HARMLESS_OVERRIDES

@@ -51,7 +51,10 @@ def reproduce(
     ] = None,
     plots: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Draw the runs into this folder (figures: always; extra plots)."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Draw the runs into this folder (figures: also without it, into plots/; extra plots).",
+        ),
     ] = None,
     jobs: JobsOption = "auto",
     as_json: AsJson = False,
@@ -76,7 +79,10 @@ def reproduce(
     if ledger:
         choosing = {"--column": column, "--methods": methods, "an override": overrides, "--generated": generated}
         _refuse("--ledger", {**running, **choosing, "--examples": examples})
-        _print_ledger([spec.load(name)] if name else list(spec.all_tables()), runs, as_json, markdown)
+        chosen = [spec.load(name)] if name else list(spec.all_tables())
+        if name and not any(column.paper for column in chosen[0].columns.values()):
+            raise FedkeepError(f"{name} has no printed figures, so the ledger has none of it", key="table", value=name)
+        _print_ledger(chosen, runs, as_json, markdown)
         return
     if generated:
         _refuse("--generated", {**running, "--markdown": markdown})
@@ -84,7 +90,8 @@ def reproduce(
             name, _parse_names(column), _parse_names([methods] if methods else None), overrides, examples, as_json
         )
         return
-    _refuse("a run without --generated", {"--examples": examples})
+    if examples is not None:
+        raise FedkeepError("--examples needs --generated", key="--examples", value=examples)
     if name is None:
         if as_json:
             print(to_json([table.model_dump(mode="json") for table in spec.all_tables()], indent=2))
@@ -114,7 +121,7 @@ def reproduce(
         for file in job.keep(keep):
             Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False)
     comparisons = against_paper.compare_columns(job, results)
-    if plots is not None or table.plots:
+    if plots is not None or (table.plots and not show):
         _draw(job, results, comparisons, plots or Path("plots"))
     if as_json:
         about = {"table": table.name, "title": table.title, "paper": table.paper, "notes": table.notes}

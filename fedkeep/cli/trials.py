@@ -15,7 +15,7 @@ from fedkeep.reproduce.spec import Table
 from fedkeep.reproduce.trials import ROUNDS, Trial
 
 _NOTE = (
-    "Random data of the data sets' size, from which nothing is learned: these are no results, and none are kept. "
+    "Random data of the data sets' size, from which nothing is learned: these are not results. Nothing is kept. "
     "Round 1 includes what is prepared once."
 )
 

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from fedkeep import methods, models
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
-from fedkeep._util.validate import first_error, require_choice, require_label
+from fedkeep._util.validate import first_error, require_choice, require_label, require_number
 from fedkeep.data import Augment, load, partition
 from fedkeep.data.reductions import check_reductions
 from fedkeep.data.sources.common import Options
@@ -42,6 +42,13 @@ from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
 
 PRESETS = Path(__file__).parent / "presets"
+
+
+_DATA_NUMBERS: dict[str, dict[str, Any]] = {  # checked before anything is loaded
+    "held_out": {"above": 0, "below": 1},
+    "public_alpha": {"above": 0},
+    "validation": {"low": 0, "below": 1},
+}
 
 
 class Experiment(BaseModel):
@@ -116,6 +123,9 @@ class Experiment(BaseModel):
         _require_name("data", table)
         own = [name for name in inspect.signature(load).parameters if name != "options"]
         _require_known("data", table, [*own, *(f.name for f in fields(Options) if f.name != "tokenizer")])
+        for name, bounds in _DATA_NUMBERS.items():
+            if table.get(name) is not None:
+                require_number(f"data.{name}", table[name], **bounds, error=ConfigError)
         if table.get("public") is not None and table.get("public_ids") is not None:
             raise ConfigError(
                 "data.public and data.public_ids both choose the public set: set only one of them",

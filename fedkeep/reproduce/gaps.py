@@ -79,12 +79,13 @@ def gap(one: MeasureComparison, other: MeasureComparison) -> Gap:
         ours = measure.improvement(first, second)
     if theirs is None:
         return Gap(ours)
-    return Gap(ours, theirs, _verdict(theirs, _printed_spread(one, other), [measure.improvement(*p) for p in pairs]))
+    noise = max(2 * _printed_spread(one, other), 1.01 * 10.0**-measure.digits)  # at least the last digit
+    return Gap(ours, theirs, _verdict(theirs, noise, [measure.improvement(*p) for p in pairs]))
 
 
-def _verdict(theirs: float, spread: float, ours: Sequence[float]) -> str:
-    """Return the verdict on a gap, given the paper's with the spread of its figures, and ours by seed."""
-    if abs(theirs) <= 2 * spread:
+def _verdict(theirs: float, noise: float, ours: Sequence[float]) -> str:
+    """Return the verdict on a gap, given the paper's with what is noise there, and ours by seed."""
+    if abs(theirs) <= noise:
         return NOISE_THERE
     if len(ours) < 2:
         return FEW_SEEDS

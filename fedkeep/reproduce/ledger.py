@@ -108,13 +108,19 @@ def _verdict(table: Table, column: ColumnComparison, row: MethodRow, measure: st
         return NOT_RUN, table.rows[row.name].absent or _why_missing(row)
     if row.name == column.baseline.name:
         return BASELINE, ""
+    if not baseline.values_with_diverged:
+        return NOT_RUN, "the baseline was not run"
     to_baseline = gap(one, baseline)
-    verdict = to_baseline.verdict or NOISE_THERE  # two failed runs in the paper are not ordered
-    if verdict == DISAGREES:
-        return verdict, table.columns[column.column].explained.get(row.name, "unexplained")
-    if verdict == FEW_SEEDS and to_baseline.ours is None:
-        return verdict, "the baseline has no run with the same seed"
-    return verdict, ""
+    explained = table.columns[column.column].explained.get(row.name)
+    if to_baseline.verdict is None:
+        return NOISE_THERE, "both failed in the paper"
+    if to_baseline.verdict == DISAGREES:
+        return DISAGREES, explained or "unexplained"
+    if to_baseline.verdict == FEW_SEEDS:
+        return FEW_SEEDS, explained or (
+            "" if to_baseline.ours is not None else "the baseline has no run with this seed"
+        )
+    return to_baseline.verdict, ""
 
 
 def _printed_first(table: Table, column: str, row: str, measure: str) -> str | None:
