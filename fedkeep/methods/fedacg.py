@@ -24,8 +24,9 @@ class FedACG(FedAvg):
     name: ClassVar[str] = "fedacg"
     paper: ClassVar[str] = "Kim et al., CVPR 2024"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    lam: float = hyper(0.85, "share of the momentum kept from round to round", low=0, high=0.999, test_value=0.3)
-    beta: float = hyper(0.002, "weight of the proximal term", low=0, test_value=1.0)
+    lam: float = hyper(0.85, "share of the momentum kept from round to round",
+                       search=(0.5, 0.95), low=0, high=0.999, test_value=0.3)  # fmt: skip
+    beta: float = hyper(0.002, "weight of the proximal term", search=(0.0002, 0.02), low=0, test_value=1.0)
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
         """Start with the momentum m = 0."""

@@ -23,7 +23,8 @@ class FedCM(FedAvg):
     name: ClassVar[str] = "fedcm"
     paper: ClassVar[str] = "Xu et al., arXiv 2021"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    alpha: float = hyper(0.1, "share of the client's own gradient", above=0, high=1, fedavg_at=1.0, test_value=0.5)
+    alpha: float = hyper(0.1, "share of the client's own gradient",
+                         search=(0.05, 0.5), above=0, high=1, fedavg_at=1.0, test_value=0.5)  # fmt: skip
     eta_g: float = hyper(1.0, "global step size", above=0, test_value=0.5)
 
     def prepare(self, visit: Visit) -> Local:

@@ -24,7 +24,7 @@ class FedDecorr(FedAvg):
 
     name: ClassVar[str] = "feddecorr"
     paper: ClassVar[str] = "Shi et al., ICLR 2023"
-    beta: float = hyper(0.1, "weight of the correlations", low=0, fedavg_at=0.0, test_value=1.0)
+    beta: float = hyper(0.1, "weight of the correlations", search=(0.01, 1.0), low=0, fedavg_at=0.0, test_value=1.0)
     form: str = hyper("released", "the penalty of the released code, or of the paper", choices=("released", "printed"),
                       test_value="printed", test_with={"beta": 1.0})  # fmt: skip
 

@@ -22,7 +22,8 @@ class FedInit(FedAvg):
     name: ClassVar[str] = "fedinit"
     paper: ClassVar[str] = "Sun et al., NeurIPS 2023"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
-    beta: float = hyper(0.1, "how far from the global weights training starts", low=0, fedavg_at=0.0, test_value=0.3)
+    beta: float = hyper(0.1, "how far from the global weights training starts",
+                        search=(0.03, 0.3), low=0, fedavg_at=0.0, test_value=0.3)  # fmt: skip
     average: str = hyper("models", "what the server averages: the clients' models, or their updates since the start",
                          choices=("models", "updates"), test_value="updates")  # fmt: skip
 

@@ -21,7 +21,7 @@ class FedLC(FedAvg):
 
     name: ClassVar[str] = "fedlc"
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
-    tau: float = hyper(0.5, "strength of the calibration", above=0, test_value=3.0)
+    tau: float = hyper(0.5, "strength of the calibration", search=(0.1, 2.0), above=0, test_value=3.0)
 
     def prepare(self, visit: Visit) -> Local:
         """Compute the margin of every class; that of a missing class, infinite, is left to the mask."""

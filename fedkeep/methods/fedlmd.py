@@ -24,8 +24,8 @@ class FedLMD(FedAvg):
 
     name: ClassVar[str] = "fedlmd"
     paper: ClassVar[str] = "Lu et al., ACM MM 2023"
-    beta: float = hyper(1.0, "weight of distillation", low=0, fedavg_at=0.0, test_value=0.3)
-    tau: float = hyper(1.0, "temperature of both softmaxes", above=0, test_value=3.0)
+    beta: float = hyper(1.0, "weight of distillation", search=(0.1, 10.0), low=0, fedavg_at=0.0, test_value=0.3)
+    tau: float = hyper(1.0, "temperature of both softmaxes", search=(1.0, 4.0), above=0, test_value=3.0)
     teacher: str = hyper("global", "the global model, or none: equal probabilities (FedLMD-Tf)",
                          choices=("global", "none"), test_value="none")  # fmt: skip
 

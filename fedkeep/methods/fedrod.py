@@ -21,7 +21,7 @@ class FedRoD(FedAvg):
 
     name: ClassVar[str] = "fedrod"
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
-    gamma: float = hyper(1.0, "exponent of the label counts", low=0, fedavg_at=0.0, test_value=0.3)
+    gamma: float = hyper(1.0, "exponent of the label counts", search=(0.3, 1.5), low=0, fedavg_at=0.0, test_value=0.3)
 
     def prepare(self, visit: Visit) -> Local:
         """Compute gamma log n_c; that of a missing class, -infinity, is left to the mask."""

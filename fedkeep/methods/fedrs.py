@@ -21,7 +21,8 @@ class FedRS(FedAvg):
 
     name: ClassVar[str] = "fedrs"
     paper: ClassVar[str] = "Li and Zhan, KDD 2021"
-    alpha: float = hyper(0.5, "factor of the logits of missing classes", low=0, high=1, fedavg_at=1.0, test_value=0.1)
+    alpha: float = hyper(0.5, "factor of the logits of missing classes",
+                         search=(0.3, 0.95), low=0, high=1, fedavg_at=1.0, test_value=0.1)  # fmt: skip
     form: str = hyper("printed", "factor of the classes a client has: 1 (printed), or between alpha and 1 by their "
                       "share of its examples (released)", choices=("printed", "released"),
                       test_value="released")  # fmt: skip

@@ -24,7 +24,7 @@ class FedSAM(FedAvg):
     name: ClassVar[str] = "fedsam"
     paper: ClassVar[str] = "Caldarola et al., ECCV 2022"
     passes: ClassVar[tuple[str, ...]] = ("ascent", "loss")
-    rho: float = hyper(0.1, "radius of the neighbourhood", low=0, fedavg_at=0.0, test_value=0.5)
+    rho: float = hyper(0.1, "radius of the neighbourhood", search=(0.01, 1.0), low=0, fedavg_at=0.0, test_value=0.5)
     adaptive: bool = hyper(False, "ASAM: a neighbourhood in proportion to the weights", choices=(False, True),
                            test_value=True)  # fmt: skip
     eta: float = hyper(0.2, "added to the size of a weight by ASAM", low=0, test_value=1.0,

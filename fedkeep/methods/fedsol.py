@@ -25,7 +25,7 @@ class FedSOL(FedAvg):
     name: ClassVar[str] = "fedsol"
     paper: ClassVar[str] = "Lee et al., CVPR 2024"
     passes: ClassVar[tuple[str, ...]] = ("proximal", "loss")
-    rho: float = hyper(1.0, "length of the perturbation", low=0, fedavg_at=0.0, test_value=3.0)
+    rho: float = hyper(1.0, "length of the perturbation", search=(0.1, 5.0), low=0, fedavg_at=0.0, test_value=3.0)
     tau: float = hyper(3.0, "temperature of both softmaxes", above=0, test_value=1.0)
     adaptive: bool = hyper(True, "perturb a weight in proportion to its distance from the global one",
                            choices=(True, False), test_value=False)  # fmt: skip

@@ -30,7 +30,7 @@ class FedVARP(FedAvg):
     name: ClassVar[str] = "fedvarp"
     paper: ClassVar[str] = "Jhunjhunwala et al., UAI 2022"
     averaged: ClassVar[tuple[str, ...]] = ()  # each client's own update is kept
-    eta_s: float = hyper(1.0, "the server's step size", above=0, test_value=0.5)
+    eta_s: float = hyper(1.0, "the server's step size", search=(0.5, 1.5), above=0, test_value=0.5)
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
         """Start with y_k = 0 for every client k; y is one model per client, stacked."""

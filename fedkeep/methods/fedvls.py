@@ -24,8 +24,9 @@ class FedVLS(FedAvg):
 
     name: ClassVar[str] = "fedvls"
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
-    lam: float = hyper(0.1, "weight of vacant-class distillation", low=0, test_value=1.0)
-    mu: float = hyper(0.005, "weight of logit suppression: 0.005 in the released code, 1 as printed", low=0,
+    lam: float = hyper(0.1, "weight of vacant-class distillation", search=(0.01, 1.0), low=0, test_value=1.0)
+    mu: float = hyper(0.005, "weight of logit suppression: 0.005 in the released code, 1 as printed",
+                      search=(0.0005, 0.05), low=0,
                       test_value=1.0, warning="1 with form=\"printed\" can make training fail")  # fmt: skip
     form: str = hyper("released", "the loss of the released code, or of the paper", choices=("released", "printed"),
                       test_value="printed", test_with={"mu": 1.0})  # fmt: skip
