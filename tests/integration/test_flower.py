@@ -201,8 +201,8 @@ def test_run_folder_of_another_run_raises(three: Problem, tmp_path: Path) -> Non
 
 
 def test_a_run_folder_of_an_older_version_is_resumed(three: Problem, tmp_path: Path) -> None:
-    """What it does not record, because it did not exist, has its default."""
-    method, augment = fk.methods.FedSSD(), fk.data.Augment(crop=1)
+    """What it does not record, because it did not exist, has the value of its time: M was inside FedSSD's square."""
+    method, augment = fk.methods.FedSSD(form="inside"), fk.data.Augment(crop=1)
     strategy_of(three, method, run_dir=tmp_path, augment=augment).federation.state.close()
     about = read_experiment(tmp_path)
     for table, key in (
