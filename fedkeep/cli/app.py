@@ -105,6 +105,9 @@ def main() -> None:
             if (message := signals.message(end)) is not None:
                 _print_error(message)
             raise
+        except KeyboardInterrupt:  # raised where neither a command nor typer catches it
+            _print_error("interrupted")
+            sys.exit(128 + signal.SIGINT)
         except Exception as error:
             _print_unexpected(error)
             sys.exit(1)

@@ -19,6 +19,7 @@ from support.runs import assert_same_run, run_small, small_experiment
 import fedkeep as fk
 from fedkeep._util.signals import delayed
 from fedkeep.cli import signals
+from fedkeep.cli.app import main
 from fedkeep.engine.simulate import make_simulation, start
 from fedkeep.experiments.build import build
 from fedkeep.runs.files import ROUNDS
@@ -215,3 +216,18 @@ def test_ignored_signals_stay_ignored() -> None:
     text = "\n".join(line[8:] for line in script.splitlines())
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
     assert json.loads(done.stdout) == [True, True]
+
+
+def test_ctrl_c_outside_of_a_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typer itself runs for a moment before and after a command."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeep.cli.app.app", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "fedkeep: interrupted\n"
