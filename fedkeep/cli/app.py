@@ -86,31 +86,31 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without block characters shows "?" instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    with signals.raising():
-        try:
+    try:
+        with signals.raising():
             try:
                 with only_rank0_prints():
                     app()
             except Exception:
                 signals.raise_if_received()
                 raise
-        except LostPeer as error:
+    except LostPeer as error:
+        _print_error(str(error))
+        sys.exit(1)
+    except FedkeepError as error:
+        if os.environ.get("RANK", "0") == "0":
             _print_error(str(error))
-            sys.exit(1)
-        except FedkeepError as error:
-            if os.environ.get("RANK", "0") == "0":
-                _print_error(str(error))
-            sys.exit(1 if isinstance(error, Diverged | RunFailed) else 2)
-        except SystemExit as end:
-            if (message := signals.message(end)) is not None:
-                _print_error(message)
-            raise
-        except KeyboardInterrupt:  # raised where neither a command nor typer catches it
-            _print_error("interrupted")
-            sys.exit(128 + signal.SIGINT)
-        except Exception as error:
-            _print_unexpected(error)
-            sys.exit(1)
+        sys.exit(1 if isinstance(error, Diverged | RunFailed) else 2)
+    except SystemExit as end:
+        if (message := signals.message(end)) is not None:
+            _print_error(message)
+        raise
+    except KeyboardInterrupt:  # raised where neither a command nor typer catches it
+        _print_error("interrupted")
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        _print_unexpected(error)
+        sys.exit(1)
 
 
 def _print_unexpected(error: Exception) -> None:

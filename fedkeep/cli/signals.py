@@ -24,6 +24,14 @@ _received: list[int] = []
 _raising: set[int] = set()  # the signals that raise now
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a command runs.
+
+    After a plain KeyboardInterrupt inside `exec`, which dataclasses use, `python -m` ends by the signal, even if the
+    exception was caught and the process asks for another exit code.
+    """
+
+
 def end_at_once() -> None:
     """From now on, let a signal end the process at once, in one line."""
     _handle(_end)
@@ -96,7 +104,7 @@ def _raise(number: int, frame: Any) -> NoReturn:
     for each in _raising:
         signal.signal(each, signal.SIG_DFL)
     if number == signal.SIGINT:
-        raise KeyboardInterrupt
+        raise Interrupted
     raise SystemExit(128 + number)
 
 

@@ -231,3 +231,18 @@ def test_ctrl_c_outside_of_a_command_is_one_line(
         main()
     assert end.value.code == 130
     assert capsys.readouterr().err == "fedkeep: interrupted\n"
+
+
+def test_ctrl_c_inside_exec_has_the_exit_code_of_ctrl_c(tmp_path: Path) -> None:
+    """Dataclasses use `exec`, so imports are often there; Python remembers the interrupt until it ends."""
+    (tmp_path / "interrupted.py").write_text(
+        "import signal, sys\n"
+        "from fedkeep.cli import signals\n"
+        "try:\n"
+        "    with signals.raising():\n"
+        "        exec('signal.raise_signal(signal.SIGINT)')\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, timeout=30)
+    assert (done.returncode, done.stderr) == (130, b"")
