@@ -74,8 +74,7 @@ class Identity:
         setting["train"] = _with_effect(train)
         if isinstance(augment := setting["train"].get("augment"), dict):
             setting["train"]["augment"] = {**asdict(Augment()), **augment}
-        if (method := methods.REGISTRY.get(setting["method"].get("name", ""))) is not None:
-            setting["method"] = {**method.values_before(), **setting["method"]}
+        setting["method"] = methods.with_values_before(setting["method"])
         if (label := about.get("label")) is not None:
             setting = {"label": label, **setting}
         data, split = ({k: v for k, v in setting[key].items() if k != "seed"} for key in ("data", "split"))

@@ -78,12 +78,15 @@ def tune(
 
 
 def _method_names(given: str | None, of_experiment: Any) -> list[str]:
+    from fedkeep.experiments.overrides import as_table
+
     if given is not None:
         names = list(dict.fromkeys(name.strip() for name in given.split(",")))
         if not all(names):
             raise FedkeepError(f"--methods {given!r} has an empty name", key="--methods", value=given)
         return names
-    name = of_experiment.get("name") if isinstance(of_experiment, dict) else of_experiment
+    table = as_table("method", of_experiment)
+    name = table.get("name") if isinstance(table, dict) else None
     if not isinstance(name, str):
         raise FedkeepError("no method given: --methods fedavg,fedntd, or method = in the file", key="method")
     return [name]

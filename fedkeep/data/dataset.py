@@ -21,9 +21,16 @@ from fedkeep.data.convert import (
     to_labels,
     to_normalisation,
 )
-from fedkeep.data.seeds import split_rng
+from fedkeep.data.seeds import share_of_each_class, split_rng
 from fedkeep.errors import DataError
 from fedkeep.task import Public
+
+# of options that are numbers, so that an experiment can be checked before its data is loaded
+BOUNDS: dict[str, dict[str, Any]] = {
+    "held_out": {"above": 0, "below": 1},
+    "public_alpha": {"low": 1e-6, "high": 1e30},
+    "validation": {"low": 0, "below": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -62,14 +69,11 @@ class Dataset:
 
         They are always the same examples, so that hyperparameters can be chosen on them and not on the test set.
         """
-        require_number("held_out", share, above=0, below=1, error=DataError)
-        y, rng = self.y_train.numpy(), split_rng(0, "test")
-        by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
-        held_out = np.sort(np.concatenate([members[: round(share * len(members))] for members in by_class]))
-        rest = np.setdiff1d(np.arange(len(y)), held_out)
+        require_number("held_out", share, **BOUNDS["held_out"], error=DataError)
+        held_out, rest = share_of_each_class(self.y_train.numpy(), share)
         if not len(held_out) or not len(rest):
             raise DataError(
-                f"held_out = {share}: of {len(y)} training examples, {len(held_out)} would be held out",
+                f"held_out = {share}: of {len(self.y_train)} training examples, {len(held_out)} would be held out",
                 key="held_out",
                 value=share,
             )
@@ -115,9 +119,9 @@ class Dataset:
         """
         if self.public is not None:
             raise DataError("this data set already has a public set", key="public", value=public)
-        require_number("validation", validation, low=0, below=1, error=DataError)
+        require_number("validation", validation, **BOUNDS["validation"], error=DataError)
         if alpha is not None:
-            require_number("public_alpha", alpha, low=1e-6, high=1e30, error=DataError)
+            require_number("public_alpha", alpha, **BOUNDS["public_alpha"], error=DataError)
             if by_id or not isinstance(public, float):
                 raise DataError(
                     "public_alpha needs public as a fraction, such as 0.03", key="public_alpha", value=alpha

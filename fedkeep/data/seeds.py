@@ -43,3 +43,15 @@ def split_rng(seed: int, what: Literal["clients", "public", "test", "held"]) -> 
     """
     require_whole("seed", seed, low=0, high=2**63 - 1)
     return generator({"clients": CLIENTS, "public": PUBLIC, "test": TEST, "held": HELD}[what], seed)
+
+
+def share_of_each_class(y: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of a fraction of each class, and those of the rest; always the same ones.
+
+    >>> [len(part) for part in share_of_each_class(np.array([0, 0, 0, 0, 1, 1]), 0.5)]
+    [3, 3]
+    """
+    rng = split_rng(0, "test")
+    by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
+    drawn = np.sort(np.concatenate([members[: round(len(members) * share)] for members in by_class] or [y[:0]]))
+    return drawn, np.setdiff1d(np.arange(len(y)), drawn)

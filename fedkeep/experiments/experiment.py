@@ -33,6 +33,7 @@ from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_choice, require_label, require_number
 from fedkeep.data import Augment, load, partition
+from fedkeep.data.dataset import BOUNDS
 from fedkeep.data.reductions import check_reductions
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
@@ -42,13 +43,6 @@ from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
 
 PRESETS = Path(__file__).parent / "presets"
-
-
-_DATA_NUMBERS: dict[str, dict[str, Any]] = {  # checked before anything is loaded
-    "held_out": {"above": 0, "below": 1},
-    "public_alpha": {"above": 0},
-    "validation": {"low": 0, "below": 1},
-}
 
 
 class Experiment(BaseModel):
@@ -75,7 +69,7 @@ class Experiment(BaseModel):
         recorded = "made_by" in tables  # the experiment of a run
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
         if recorded and "method" in tables:
-            tables["method"] = _with_values_before(tables["method"])
+            tables["method"] = methods.with_values_before(tables["method"])
         _require_known("", tables, cls.model_fields)
         tables.setdefault("train", {})
         if isinstance(tables["train"], dict):
@@ -123,7 +117,7 @@ class Experiment(BaseModel):
         _require_name("data", table)
         own = [name for name in inspect.signature(load).parameters if name != "options"]
         _require_known("data", table, [*own, *(f.name for f in fields(Options) if f.name != "tokenizer")])
-        for name, bounds in _DATA_NUMBERS.items():
+        for name, bounds in BOUNDS.items():
             if table.get(name) is not None:
                 require_number(f"data.{name}", table[name], **bounds, error=ConfigError)
         if table.get("public") is not None and table.get("public_ids") is not None:
@@ -170,12 +164,6 @@ class Experiment(BaseModel):
             "split": dict(split),
             "train": train,
         }
-
-
-def _with_values_before(table: Any) -> Any:
-    """Add the hyperparameters that did not exist when a run was made, if its method is known."""
-    kind = methods.REGISTRY.get(table.get("name", "")) if isinstance(table, dict) else None
-    return table if kind is None else {**kind.values_before(), **table}
 
 
 _METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file that do not define the run

@@ -23,7 +23,7 @@ from fedkeep._util.validate import require_whole
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
-from fedkeep.experiments.overrides import full_key, override
+from fedkeep.experiments.overrides import as_table, full_key, override
 from fedkeep.experiments.sweep import Progress, run_all
 from fedkeep.forgetting import smoothed
 from fedkeep.runs.history import History
@@ -215,11 +215,8 @@ def _experiments(tables: dict[str, Any], overrides: Sequence[str], seeds: int) -
     """Return an experiment for every seed; unless it says otherwise, it is tested on held-out training examples."""
     require_whole("seeds", seeds, low=1)
     changed = override(tables, overrides)
-    data = changed.get("data")
-    if isinstance(data, dict) and data.get("held_out") is None:
-        changed["data"] = {**data, "held_out": HELD_OUT}
-    elif isinstance(data, str):
-        changed["data"] = {"source": data, "held_out": HELD_OUT}
+    if isinstance(data := as_table("data", changed.get("data")), dict):
+        changed["data"] = {"held_out": HELD_OUT, **data}
     return {seed: Experiment.from_dict({**changed, "seed": seed}) for seed in range(seeds)}
 
 

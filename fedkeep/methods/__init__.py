@@ -81,6 +81,7 @@ __all__ = [
     "discover",
     "get",
     "make",
+    "with_values_before",
 ]
 
 ENTRY_POINT_GROUP = "fedkeep.methods"
@@ -166,3 +167,9 @@ def make(values: Mapping[str, Any]) -> FedAvg:
     """
     hypers = dict(values)
     return get(hypers.pop("name"))(**hypers)
+
+
+def with_values_before(table: Any) -> Any:
+    """Add to a run's method the hyperparameters that did not exist when it was made, if the method is known."""
+    kind = REGISTRY.get(table.get("name", "")) if isinstance(table, dict) else None
+    return table if kind is None else {**kind.values_before(), **table}

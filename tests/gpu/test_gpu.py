@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.batch_norm import Net, with_unequal_clients
 from support.methods import METHODS
 from support.problems import Problem, gap
-from torch import Tensor, nn
+from torch import nn
 
 import fedkeep as fk
 from fedkeep import tree
@@ -26,26 +27,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-
-
-class Normalised(nn.Module):
-    """A network with two layers of BatchNorm; with features, for MOON."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.conv, self.first = nn.Conv2d(1, 4, 3, padding=1), first
-        self.dense, self.second = nn.Linear(4 * 16, 6), second
-        self.classifier = nn.Linear(6, 4)
-
-    def features(self, x: Tensor) -> Tensor:
-        h = F.relu(self.first(self.conv(x))).flatten(1)
-        return F.relu(self.second(self.dense(h)))
-
-    def head(self, h: Tensor) -> Tensor:
-        return self.classifier(h)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -80,17 +61,14 @@ def test_augmentation_on_the_gpu_equals_the_cpu(problem: Problem, padding: Any) 
 @pytest.mark.parametrize("frozen", [False, True], ids=["batch statistics", "frozen"])
 @pytest.mark.parametrize("name", ["fedavg", "fedntd", "scaffold", "moon"])
 def test_batch_norm_on_the_gpu_equals_the_cpu(problem: Problem, name: str, frozen: bool) -> None:
-    """Clients have 11, 6, 3, 8 and all other examples, so that batches are padded."""
     torch.manual_seed(0)
-    norms = nn.BatchNorm2d(4, track_running_stats=frozen), nn.BatchNorm1d(6, track_running_stats=frozen)
-    model = Normalised(*norms)
+    model = Net(track_running_stats=frozen)
     if frozen:
-        for norm in norms:
+        for norm in (model.first, model.second):
             norm.running_mean.uniform_(-1, 1)
             norm.running_var.uniform_(0.5, 2)
             norm.eval()
-    pooled = np.concatenate([np.asarray(own) for own in problem.clients])
-    unequal = dataclasses.replace(problem, model=model, clients=np.split(pooled, np.cumsum([11, 6, 3, 8])))
+    unequal = with_unequal_clients(problem, model)
     method, changes = METHODS[name](), {"batch_size": 5, "participation": 1.0}
     cpu = unequal.run(method, engine="loop", device="cpu", **changes)
     gpu = unequal.run(method, engine="stacked", device="cuda", deterministic=True, **changes)

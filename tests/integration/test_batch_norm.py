@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batch_norm import Net, problem
 from support.errors import raises
-from support.problems import Problem, gap, make_problem, same
+from support.problems import gap, same
 from torch import Tensor, nn
 
 import fedkeep as fk
@@ -34,35 +34,6 @@ CARRIED = [
     "fednova", "fedntd", "fedlmd", "gcfed", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedprox", "moon",
     "scaffold",
 ]  # fmt: skip
-
-
-class Net(nn.Module):
-    """Two kinds of BatchNorm; with features, for MOON."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.conv, self.first = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4, **options)
-        self.dense, self.second = nn.Linear(4 * 16, 6), nn.BatchNorm1d(6, **{**options, "affine": False})
-        self.classifier = nn.Linear(6, 4)
-
-    def features(self, x: Tensor) -> Tensor:
-        h = F.relu(self.first(self.conv(x))).flatten(1)
-        return F.relu(self.second(self.dense(h)))
-
-    def head(self, h: Tensor) -> Tensor:
-        return self.classifier(h)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
-
-
-def problem(model: nn.Module | None = None, **changes: Any) -> Problem:
-    """Return clients of unequal sizes, so that batches of the stacked engine are padded, down to one example."""
-    small = make_problem(batch_size=5, rounds=2, epochs=2, participation=1.0, **changes)
-    pooled = np.concatenate([np.asarray(own) for own in small.clients])
-    clients = np.split(pooled, np.cumsum([11, 6, 3, 8]))
-    torch.manual_seed(0)
-    return dataclasses.replace(small, model=model or Net(track_running_stats=False), clients=clients)
 
 
 @pytest.mark.parametrize("name", CARRIED)

@@ -16,7 +16,7 @@ from fedkeep import tree
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean, one_line
 from fedkeep._util.validate import require_number, require_whole
-from fedkeep.data.seeds import split_rng
+from fedkeep.data.seeds import share_of_each_class
 from fedkeep.errors import DataError, FedkeepError
 
 MAX_PIXELS = 2**26  # of one image: 8192 x 8192
@@ -137,10 +137,7 @@ class Raw:
 
 def hold_out(raw: Raw, share: float) -> Raw:
     """Return the data with a fraction of each class moved to the test set; always the same examples."""
-    y, rng = raw.train.y, split_rng(0, "test")
-    by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
-    test = np.sort(np.concatenate([members[: round(len(members) * share)] for members in by_class] or [y[:0]]))
-    train = np.setdiff1d(np.arange(len(y)), test)
+    test, train = share_of_each_class(raw.train.y, share)
     return dataclasses.replace(raw, train=raw.train.take(train), test=raw.train.take(test))
 
 
