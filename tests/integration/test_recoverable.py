@@ -22,7 +22,7 @@ from fedkeep.analysis.export import long_table
 from fedkeep.analysis.recoverable import Course
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.engine.class_bias import fit_class_bias
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import ConfigError, FedkeepError, MethodError
 from fedkeep.instruments.recoverable import fitting_half
 from fedkeep.instruments.summary import sentences
 from fedkeep.reports.data import page_data
@@ -205,3 +205,99 @@ def test_a_run_without_labelled_examples_is_refused(problem: Problem) -> None:
     assert analysis["recoverable"] == {"fitted_on": None}
     assert "--fit-on-test" in sentences(analysis)[1]
     assert ins.analyse(sim, "recoverable", ins.Options(fit_on_test=True))["recoverable"]["n_fitted"] > 0
+
+
+# The bias as a read-out
+
+
+@pytest.mark.parametrize("average", [None, 2])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_the_read_out_is_tested_and_returned_and_training_does_not_change(
+    problem: Problem, engine: str, average: int | None
+) -> None:
+    """The tested model is the one of a run without it, with the bias that the study fits added to its last layer."""
+    options: dict[str, Any] = {"engine": engine, "average_weights": average}
+    callback = ins.Every(1, "recoverable")
+    plain = problem.simulation(fk.methods.FedNTD(), **options)
+    plain.callbacks = (callback,)
+    plain.run()
+    sim = problem.run(fk.methods.FedNTD(), read_out="bias", **options)
+    assert same(plain.server, {key: value for key, value in sim.server.items() if key != "read_out"})
+    added = sim.history.params["classifier.bias"] - plain.history.params["classifier.bias"]
+    assert added.tolist() == pytest.approx(callback.values[-1]["recoverable"]["bias"], abs=1e-12)
+    assert dict(sim.history.model.named_parameters())["classifier.bias"].equal(sim.history.params["classifier.bias"])
+    rest = [name for name in sim.history.params if name != "classifier.bias"]
+    assert all(sim.history.params[name].equal(plain.history.params[name]) for name in rest)
+    course = Course.of(callback.values)
+    assert course is not None
+    assert sim.history.class_accuracy.tolist() == course.class_accuracy["after"].tolist()
+
+
+def test_no_hook_of_a_method_sees_the_read_out(problem: Problem) -> None:
+    for method in (fk.methods.FedACG(), fk.methods.Flashback()):
+        plain, biased = (problem.run(method, read_out=kind) for kind in (None, "bias"))
+        assert same(plain.server, {key: value for key, value in biased.server.items() if key != "read_out"})
+
+    class Taken(fk.methods.FedAvg):
+        def init_server(self, task, params):
+            return {"params": params, "read_out": torch.zeros(1)}
+
+    with raises(MethodError, key="init_server"):
+        problem.simulation(Taken())
+
+
+def test_a_run_with_a_read_out_resumes_bit_for_bit_and_loads_it(problem: Problem, tmp_path: Path) -> None:
+    whole = problem.run(fk.methods.Scaffold(), read_out="bias", rounds=4)
+    with RunFolder.create(tmp_path / "run", {"checkpoint_every": 1}) as folder:
+        problem.simulation(fk.methods.Scaffold(), read_out="bias", rounds=2).attach(folder).run()
+    with RunFolder.open(tmp_path / "run") as folder:
+        resumed = problem.simulation(fk.methods.Scaffold(), read_out="bias", rounds=4).attach(folder)
+        resumed.run()
+    assert same(whole.server, resumed.server)
+    assert same(whole.history.params, resumed.history.params)
+    assert whole.history.accuracy.tolist() == resumed.history.accuracy.tolist()
+    parts = (problem.model, problem.data, problem.clients)
+    history = fk.simulate("fedavg", *parts, run_dir=tmp_path / "own", **{**problem.settings, "read_out": "bias"})
+    assert same(history.params, fk.load_run(tmp_path / "own").params)
+
+
+class Unbiased(nn.Module):
+    """A model whose last layer has no bias, and whose hidden layer is as wide as there are classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.last = nn.Linear(16, 4), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.hidden(x.flatten(1)).relu())
+
+
+def test_a_read_out_is_refused_where_it_cannot_work(problem: Problem) -> None:
+    with raises(FedkeepError, key="read_out", value="mean", valid=["bias"]):
+        fk.Settings(read_out="mean")
+    bare = dataclasses.replace(problem, data=dataclasses.replace(problem.data, public=None))
+    with raises(ConfigError, key="read_out", mentions=["public"]):
+        bare.simulation(fk.methods.FedAvg(), read_out="bias")
+    with raises(ConfigError, key="read_out", mentions=["Linear"]):
+        dataclasses.replace(problem, model=Unbiased()).simulation(fk.methods.FedAvg(), read_out="bias")
+
+
+def test_half_precision_finds_the_last_layer(problem: Problem) -> None:
+    for options in ({"dtype": "bfloat16"}, {"dtype": "float32", "autocast": "bfloat16"}):
+        sim = problem.simulation(fk.methods.FedAvg(), read_out="bias", **options)
+        assert list(sim.server["read_out"]) == ["classifier.bias"]
+
+
+def test_a_federation_carries_the_read_out_bit_for_bit(three: Problem, tmp_path: Path) -> None:
+    flower_grid = pytest.importorskip("support.flower_grid", reason="Flower is not installed")
+    method = fk.methods.FedAvg()
+    alone = three.run(method, read_out="bias")
+    strategy = flower_grid.strategy_of(three, method, read_out="bias", run_dir=tmp_path / "run")
+    strategy.start(flower_grid.grid_of(three, method))
+    assert same(alone.server, strategy.federation.state.server)
+    assert same(alone.history.params, fk.load_run(tmp_path / "run").params)
+    records = strategy.federation.state.history.records
+    assert [r["confusion"] for r in alone.history.records] == [r["confusion"] for r in records]
+    bare = dataclasses.replace(three, data=dataclasses.replace(three.data, public=None))
+    with raises(ConfigError, key="read_out", mentions=["public"]):
+        flower_grid.strategy_of(bare, method, read_out="bias")
