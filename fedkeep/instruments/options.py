@@ -25,8 +25,8 @@ class Options:
     span: float = 1.0  # the loss surface goes from -span to span
     directions: str = "hessian"  # or "random"
     seed: int = 0  # of t-SNE, random directions and noise
-    fit_on_test: bool = False  # without a public set, fit a bias on half of the test set and measure on the other half
     split: dict[str, Any] | None = None  # of the trial round, if other than the run's: {"kind": "shards", "s": 2}
+    fit_on_test: bool = False  # without a public set, fit a bias on half of the test set and measure on the other half
 
     def __post_init__(self) -> None:
         for name, low, high in (("samples", 2, None), ("steps", 2, 1001), ("seed", 0, None)):
