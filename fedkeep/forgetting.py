@@ -53,6 +53,18 @@ def round_forgetting(class_accuracy: Any) -> np.ndarray:
     return _mean(-np.minimum(0, np.diff(a, axis=0)))
 
 
+def recoverable_share(before: float, after: float) -> float:
+    """Return the share of the forgetting that a remedy undoes: (before - after) / before.
+
+    Forgetting before and after must be of the same rounds and examples. NaN if nothing was forgotten before; negative
+    if more is forgotten after; above 1 if the classes then end above their best earlier accuracy.
+
+    >>> recoverable_share(0.5, 0.125), recoverable_share(0.0, 0.0)
+    (0.75, nan)
+    """
+    return (before - after) / before if before > 0 else float("nan")
+
+
 def local_forgetting(before: Any, clients: Any) -> np.ndarray:
     """Return what local training lost, [K, C]: the global model before [C] minus each client after [K, C], drops only.
 

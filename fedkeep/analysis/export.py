@@ -22,6 +22,7 @@ from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean, one_line, printable
 from fedkeep.analysis.anatomy import anatomy_of
 from fedkeep.analysis.record_checks import check_records
+from fedkeep.analysis.recoverable import PUBLIC, SIDES, STUDY
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.runs.files import ROUNDS, write_atomic
 from fedkeep.runs.history import History, Record
@@ -216,8 +217,28 @@ def _study_rows(study: dict[str, Any]) -> Iterator[Row]:
         yield from per_client("distribution_distance", study["divergence"]["distribution_distance"])
     if "gradients" in study:
         yield from per_round("gradient_diversity", study["gradients"]["diversity"])
+    if study.get(STUDY, {}).get("fitted_on"):
+        yield from _recoverable_rows(study["after_round"], study[STUDY])
     if "losses" in study:
         yield from per_client("local_test_loss", study["losses"]["clients"])
     for layer, alignment in study.get("alignment", {}).get("layers", {}).items():
         yield from per_client(f"alignment_{layer}", alignment["clients"])
         yield from per_round(f"alignment_after_{layer}", alignment["after"])
+
+
+def _recoverable_rows(number: int, result: dict[str, Any]) -> Iterator[Row]:
+    """Yield what a bias per class recovers of a global model; `test_half` if measured on half of the test set."""
+    start = STUDY if result["fitted_on"] == PUBLIC else f"{STUDY}_test_half"
+    by_class = {f"{start}_bias": result["bias"], f"{start}_class_accuracy": result["after"]}
+    for measure, values in by_class.items():
+        for c, value in enumerate(values):
+            if value is not None:
+                yield {"round": number, "measure": measure, "class": c, "value": float(value)}
+    numbers = {
+        **{f"{start}_accuracy_{side}": result["accuracy"][side] for side in SIDES},
+        **{f"{start}_forgetting_{side}": result["forgetting"][side] for side in SIDES},
+        f"{start}_share": result["share"],
+    }
+    for measure, value in numbers.items():
+        if value is not None:
+            yield {"round": number, "measure": measure, "value": float(value)}

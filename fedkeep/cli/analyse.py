@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson
+from fedkeep.cli.options import AsJson, FitOnTest
 from fedkeep.errors import FedkeepError
 
 
@@ -18,7 +18,7 @@ def analyse(
         str,
         typer.Option(
             help="Comma-separated: where, divergence, alignment, gradients, losses, probabilities, tsne, surface, "
-            "training, confusion, neurons, circle, regions; or all."
+            "training, confusion, neurons, circle, regions, recoverable; or all."
         ),
     ] = "where,divergence,alignment,gradients,losses",
     output: Annotated[
@@ -32,6 +32,7 @@ def analyse(
     steps: Annotated[int, typer.Option(help="Points of the loss surface along each direction.")] = 15,
     span: Annotated[float, typer.Option(help="The loss surface goes from -SPAN to SPAN.")] = 1.0,
     directions: Annotated[str, typer.Option(help="Directions of the loss surface: hessian or random.")] = "hessian",
+    fit_on_test: FitOnTest = False,
     as_json: AsJson = False,
 ) -> None:
     """Train one trial round from a checkpoint and report where and why classes are forgotten. Read-only.
@@ -44,7 +45,7 @@ def analyse(
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
 
-    names, options = parse_study_names(what), Options(samples, client, steps, span, directions)
+    names, options = parse_study_names(what), Options(samples, client, steps, span, directions, fit_on_test=fit_on_test)
     if output is not None:
         parse_formats(formats)
         require_extra("matplotlib", "plots", "plotting")

@@ -12,6 +12,13 @@ from fedkeep._util.text import printable
 from fedkeep.errors import FedkeepError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+FitOnTest = Annotated[
+    bool,
+    typer.Option(
+        "--fit-on-test",
+        help="recoverable, without a public set: fit the bias on half of the test set, measure on the other half.",
+    ),
+]
 ExperimentArgs = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
 ]

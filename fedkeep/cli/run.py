@@ -15,7 +15,7 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
 from fedkeep.cli.compare import show
-from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, file_and_overrides
+from fedkeep.cli.options import AsJson, ExperimentArgs, FitOnTest, JobsOption, file_and_overrides
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
@@ -32,14 +32,16 @@ class ExtraCallbacks:
     tensorboard: bool = False
     instruments: tuple[str, ...] = ()
     every: int = 10
+    fit_on_test: bool = False  # of the study `recoverable`
     profile: Profile | None = None  # of a single run, in this process
 
     def __call__(self) -> list[Callback]:
         """Return new callbacks for one run."""
-        from fedkeep.instruments import Every
+        from fedkeep.instruments import Every, Options
         from fedkeep.runs.tensorboard import TensorBoard
 
-        callbacks: list[Callback] = [Every(self.every, self.instruments)] if self.instruments else []
+        options = Options(fit_on_test=self.fit_on_test)
+        callbacks: list[Callback] = [Every(self.every, self.instruments, options)] if self.instruments else []
         if self.tensorboard:
             callbacks.append(TensorBoard())
         return callbacks if self.profile is None else [*callbacks, self.profile]
@@ -58,6 +60,7 @@ def run(
         str, typer.Option(help="Also run these studies, separated by commas (see fedkeep analyse).")
     ] = "",
     every: Annotated[int, typer.Option(min=1, help="Run the studies of --instruments every N rounds.")] = 10,
+    fit_on_test: FitOnTest = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few rounds: print where the time goes, write a trace.")
     ] = False,
@@ -78,7 +81,7 @@ def run(
     from fedkeep.instruments.study import parse_study_names
 
     studies = tuple(parse_study_names(instruments)) if instruments else ()
-    make_callbacks = ExtraCallbacks(tensorboard, studies, every, Profile() if profile else None)
+    make_callbacks = ExtraCallbacks(tensorboard, studies, every, fit_on_test, Profile() if profile else None)
     make_callbacks()  # a missing package is reported now, not after the first round
     file, overrides = file_and_overrides(args)
     if file is None and not overrides:

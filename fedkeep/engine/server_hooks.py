@@ -13,11 +13,12 @@ from fedkeep.data.seeds import server_seed
 from fedkeep.engine import privacy, robust
 from fedkeep.engine.divergence import require_finite_server
 from fedkeep.engine.privacy import RandomBytes
+from fedkeep.engine.read_out import next_read_out, with_read_out
 from fedkeep.engine.settings import Settings
-from fedkeep.engine.weight_average import next_average, with_average, without_average
+from fedkeep.engine.weight_average import next_average, with_average
 from fedkeep.errors import MethodError
 from fedkeep.method import Cohort, FedAvg
-from fedkeep.runs.server_state import AVERAGE
+from fedkeep.runs.server_state import AVERAGE, READ_OUT, without_own_entries
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -30,18 +31,17 @@ def make_cohort(settings: Settings, ids: Iterable[int], round: int) -> Cohort:
 
 
 def init_server(method: FedAvg, task: Task, settings: Settings) -> Tree:
-    """Return the server's first tree, with the average of the weights if the settings want one."""
+    """Return the server's first tree, with the average of the weights and the read-out if the settings want them."""
     server = _checked(method, "init_server", method.init_server(task, task.init))
-    if AVERAGE in server:
-        raise MethodError(
-            f'{method.name}: "{AVERAGE}" is reserved for the average of the weights over rounds', key="init_server"
-        )
-    return with_average(server, settings.average_weights)
+    for name, use in ((AVERAGE, "the average of the weights over rounds"), (READ_OUT, "the bias that is tested")):
+        if name in server:
+            raise MethodError(f'{method.name}: "{name}" is reserved for {use}', key="init_server")
+    return with_read_out(with_average(server, settings.average_weights), task, settings)
 
 
 def broadcast(method: FedAvg, server: Tree) -> Tree:
     """Return what goes to every client."""
-    return _checked(method, "broadcast", method.broadcast(without_average(server)))
+    return _checked(method, "broadcast", method.broadcast(without_own_entries(server)))
 
 
 def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
@@ -76,10 +76,12 @@ def aggregate(
         uploads = privacy.privatise(method, _sent(method, server), uploads, cohort, settings, size, source)
     elif not settings.plain_mean:
         uploads, cohort = robust.resist(method, _sent(method, server), uploads, cohort, settings)
-    own = without_average(server)
+    own = without_own_entries(server)
     new = tree.detach(_checked(method, "aggregate", method.aggregate(task, own, uploads, cohort)))
     if settings.average_weights is not None:
         new = {**new, AVERAGE: next_average(server[AVERAGE], new["params"], settings.average_weights)}
+    if settings.read_out is not None:
+        new = {**new, READ_OUT: next_read_out(task, new, server[READ_OUT])}
     if check:
         require_finite_server(cohort.round, new)
     return new

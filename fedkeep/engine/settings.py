@@ -21,6 +21,7 @@ from fedkeep.errors import FedkeepError
 SMALL_MODEL = 100_000  # weights, up to which a CPU is fastest with a stacked cohort on one thread
 ENGINES = ("auto", "loop", "stacked")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+READ_OUTS = ("bias",)
 AUTOCAST = ("bfloat16", "float16")
 # Ways to aggregate, with the smallest cohort for a number f of hostile clients: factor * f + constant.
 SMALLEST_COHORT = {
@@ -68,6 +69,7 @@ class SettingsDict(TypedDict, total=False):
     cohorts: str | PathLike[str] | Sequence[Sequence[int]] | None
     reductions: Sequence[Reduction | Mapping[str, Any]] | None
     average_weights: float | int | None
+    read_out: str | None
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Settings:
     reductions: examples that clients lose during the run, `fedkeep.data.Reduction`s or dicts with their fields.
     average_weights: test and save the mean of the global weights over rounds, while clients start from the last ones:
     an exponential mean that keeps this share (float) from round to round, or the mean of so many rounds (int).
+    read_out: "bias" tests and saves the model with the best bias per class, fitted on the public set after every round,
+    while clients start from weights without it.
     """
 
     rounds: int = 50
@@ -131,6 +135,7 @@ class Settings:
     cohorts: str | Cohorts | None = None
     reductions: tuple[Reduction, ...] | None = None
     average_weights: float | int | None = None
+    read_out: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
@@ -176,6 +181,8 @@ class Settings:
             require_whole("average_weights", self.average_weights, 2, 10**4)
         elif self.average_weights is not None:
             require_number("average_weights", self.average_weights, above=0, below=1)
+        if self.read_out is not None:
+            require_choice("read_out", self.read_out, READ_OUTS)
         self._check_privacy()
 
     @property

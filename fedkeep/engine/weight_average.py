@@ -37,11 +37,6 @@ def with_average(server: Tree, average_weights: float | int | None) -> Tree:
     return {**server, AVERAGE: state}
 
 
-def without_average(server: Tree) -> Tree:
-    """Return the server's tree as the method knows it."""
-    return {key: value for key, value in server.items() if key != AVERAGE}
-
-
 def next_average(state: Tree, params: Tree, average_weights: float | int) -> Tree:
     """Return the average after a round that ended with these weights."""
     count = state["count"] + 1

@@ -75,12 +75,10 @@ class FederationServer:
         values = {key.replace("-", "_"): value for key, value in config.items()}
         settings = {key: value for key, value in values.items() if key in Settings.__dataclass_fields__}
         changed = sorted(key for key, value in settings.items() if value != getattr(self.settings, key))
-        if "average_weights" in changed:
-            raise RunError(
-                "average_weights is part of the server's tree: pass it to Strategy instead of start",
-                key="average_weights",
-                value=settings["average_weights"],
-            )
+        for key in ("average_weights", "read_out"):
+            if key in changed:
+                message = f"{key} is part of the server's tree: pass it to Strategy instead of start"
+                raise RunError(message, key=key, value=settings[key])
         fixed = [key for key in changed if key != "rounds"] if self.state.folder is not None else []
         if fixed:
             raise RunError(

@@ -84,12 +84,10 @@ class RoundLoop(FlowerStrategy):
         federation.retune({**config, **({} if num_rounds is None else {"rounds": num_rounds})})
         self.require_private_evaluation(federation.settings)
         privacy_mods.require_covered(through, federation.method, federation.settings)
-        if through is not self and federation.settings.average_weights is not None:
-            raise ConfigError(
-                "average_weights is computed before a wrapper changes the weights: use one of the two",
-                key="wrap",
-                value=type(through).__name__,
-            )
+        for key in ("average_weights", "read_out"):
+            if through is not self and getattr(federation.settings, key) is not None:
+                message = f"{key} is computed before a wrapper changes the weights: use one of the two"
+                raise ConfigError(message, key="wrap", value=type(through).__name__)
         self.equal_weights = privacy_mods.is_privacy_wrapper(through)
         self.timeout, self.wrapped = timeout or self.timeout, through is not self
         through.summary()

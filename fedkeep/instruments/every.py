@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeep._util.validate import require_whole
+from fedkeep.analysis.recoverable import STUDY
 from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments.options import Options, Result
-from fedkeep.instruments.study import analyse, parse_study_names
+from fedkeep.instruments.recoverable import require_examples, with_course
+from fedkeep.instruments.study import STUDIES, analyse, parse_study_names
 from fedkeep.runs.history import Record
 from fedkeep.runs.reading import read_instruments, write_instruments
 
@@ -17,9 +19,9 @@ from fedkeep.runs.reading import read_instruments, write_instruments
 class Every:
     """A callback that analyses a run after every n-th round and after the last round.
 
-    It trains the next round as a trial, so an analysed round takes about twice as long. The run's results do not
-    change. A round's record is already written when callbacks are called. The results are therefore in `values` and,
-    if the run has a folder, in `instruments.jsonl`, one line per analysed round.
+    It trains the next round as a trial, so an analysed round takes about twice as long; `recoverable` alone needs no
+    trial. The run's results do not change. A round's record is already written when callbacks are called. The results
+    are therefore in `values` and, if the run has a folder, in `instruments.jsonl`, one line per analysed round.
 
         instruments = fk.instruments.Every(10, "divergence,alignment")
         fk.simulate(..., callbacks=[instruments])
@@ -34,15 +36,20 @@ class Every:
                 value=current_ranks().size,
                 valid=[1],
             )
-        self.n, self.what, self.options = require_whole("n", n, low=1), parse_study_names(what), options
+        self.n, self.what, self.options = require_whole("n", n, low=1), parse_study_names(what), options or Options()
+        self.named = set(self.what) != set(STUDIES)  # with "all", a study that a run cannot have is left empty
         self.values: list[Result] = []
 
     def __call__(self, simulation: Simulation, record: Record) -> None:
         """Analyse the simulation if this round is due."""
         number = record["round"]
+        if self.named and STUDY in self.what:
+            require_examples(simulation, self.options)
         if number % self.n and number != simulation.settings.rounds:
             return
-        result = {"after_round": number, **analyse(simulation, self.what, self.options)}
+        earlier = self.values if simulation.folder is None else read_instruments(simulation.folder.path)
+        analysis = with_course(analyse(simulation, self.what, self.options), earlier, number)
+        result = {"after_round": number, **analysis}
         self.values = [value for value in self.values if value["after_round"] < number] + [result]
         if simulation.folder is not None:
             append_result(simulation.folder.path, result)

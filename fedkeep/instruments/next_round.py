@@ -120,6 +120,13 @@ def train_next_round(simulation: Simulation) -> NextRound:
     return NextRound(simulation, number, ids, before, result.clients["params"], after)
 
 
+def untrained(simulation: Simulation) -> NextRound:
+    """Return the next round without any clients, for studies that look at the global model alone."""
+    params = tree.detach(simulation.server["params"])
+    nobody = tree.map(lambda w: w.new_zeros(0, *w.shape), params)
+    return NextRound(simulation, simulation.round + 1, [], params, nobody, params)
+
+
 def with_split(simulation: Simulation, split: Mapping[str, Any]) -> Simulation:
     """Return the simulation with its examples divided otherwise among as many clients, for a trial round.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeep._util.text import list_some
-from fedkeep._util.validate import require_choice, require_number, require_whole
+from fedkeep._util.validate import require_bool, require_choice, require_number, require_whole
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments.next_round import NextRound
 
@@ -26,11 +26,13 @@ class Options:
     directions: str = "hessian"  # or "random"
     seed: int = 0  # of t-SNE, random directions and noise
     split: dict[str, Any] | None = None  # of the trial round, if other than the run's: {"kind": "shards", "s": 2}
+    fit_on_test: bool = False  # without a public set, fit a bias on half of the test set and measure on the other half
 
     def __post_init__(self) -> None:
         for name, low, high in (("samples", 2, None), ("steps", 2, 1001), ("seed", 0, None)):
             require_whole(name, getattr(self, name), low=low, high=high)
         require_number("span", self.span, above=0)
+        require_bool("fit_on_test", self.fit_on_test)
         require_choice("directions", self.directions, DIRECTIONS)
 
     def chosen_client(self, trial: NextRound) -> int:

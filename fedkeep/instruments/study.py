@@ -17,10 +17,12 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.instruments import formulas, surface
 from fedkeep.instruments.local_training import training
 from fedkeep.instruments.neurons import alignment, circle, neurons
-from fedkeep.instruments.next_round import NextRound, open_run, train_next_round, with_split
+from fedkeep.instruments.next_round import NextRound, open_run, train_next_round, untrained, with_split
 from fedkeep.instruments.options import CHUNK, Options, Result, names_of_models
 from fedkeep.instruments.predictions import confusion, regions
 from fedkeep.instruments.probabilities import mean_probabilities
+from fedkeep.instruments.recoverable import recoverable, with_course
+from fedkeep.runs.reading import read_instruments
 from fedkeep.tree import Tree
 
 
@@ -30,17 +32,23 @@ def analyse(
     """Train a trial of the round after a run's checkpoint, or after a simulation's last round, and analyse it.
 
     `what` names studies; by default those of `CHEAP`. `parts` (model, data, clients, method, criterion) are needed for
-    runs that were started with `simulate`. Returns {"round": ..., "clients": ids, study: result, ...}.
+    runs that were started with `simulate`. Returns {"round": ..., "clients": ids, study: result, ...}. If no study
+    looks at the clients, nothing is trained and `clients` is empty.
     """
     names = parse_study_names(what)
     simulation = source if isinstance(source, Simulation) else open_run(source, **parts)
     options = options or Options()
-    trial = train_next_round(with_split(simulation, options.split) if options.split else simulation)
-    return {
+    if set(names) <= set(OF_GLOBAL_MODEL):
+        trial = untrained(simulation)
+    else:
+        trial = train_next_round(with_split(simulation, options.split) if options.split else simulation)
+    result = {
         "round": trial.round,
         "clients": trial.ids,
         **{name: STUDIES[name](trial, options) for name in names},
     }
+    earlier = [] if isinstance(source, Simulation) else read_instruments(source)
+    return with_course(result, earlier, trial.round - 1)
 
 
 def parse_study_names(what: str | Iterable[str]) -> list[str]:
@@ -125,6 +133,11 @@ def tsne(trial: NextRound, options: Options) -> Result:
     }
 
 
+def recoverable_forgetting(trial: NextRound, options: Options) -> Result:
+    """Return what a bias per class recovers of the global model's class accuracies. It does not look at the trial."""
+    return recoverable(trial.simulation, options)
+
+
 def loss_surface(trial: NextRound, options: Options) -> Result:
     """Return the loss around one client's model, on its own examples (FedNTD figure 14)."""
     client = options.chosen_client(trial)
@@ -161,7 +174,9 @@ STUDIES: dict[str, Study] = {
     "neurons": neurons,
     "circle": circle,
     "regions": regions,
+    "recoverable": recoverable_forgetting,
 }
+OF_GLOBAL_MODEL = ("recoverable",)  # studies that need no trial round
 CHEAP = ("where", "divergence", "alignment", "gradients", "losses")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedkeep._util.text import list_some
+from fedkeep.analysis.recoverable import PUBLIC
 from fedkeep.instruments.formulas import relation
 from fedkeep.instruments.options import Result
 
@@ -18,6 +19,8 @@ def sentences(analysis: Result) -> list[str]:
     """Format the result of every study as one or a few sentences."""
     number, clients = analysis["round"], list_some([str(k) for k in analysis["clients"]])
     start = f"Trial of round {number}, from the model of round {number - 1}. Cohort: {clients}."
+    if not analysis["clients"]:  # no study needed a trial
+        start = f"Global model of round {number - 1}."
     return [start, *(_FORMATS[name](result) for name, result in analysis.items() if name in _FORMATS)]
 
 
@@ -139,6 +142,31 @@ def _regions(r: Result) -> str:
     return f"Regions: the global model predicts {known[0]} classes before and {known[1]} after."
 
 
+def _recoverable(r: Result) -> str:
+    if not r["fitted_on"]:
+        return (
+            "Recoverable: this run has no public set to fit a bias on; --fit-on-test fits it on half of the test set "
+            "and measures on the other half."
+        )
+    where = f"{r['n_fitted']} public examples" if r["fitted_on"] == PUBLIC else f"{r['n_fitted']} test examples"
+    measured = "" if r["fitted_on"] == PUBLIC else f" on the other {r['n_measured']}"
+    text = (
+        f"Recoverable: the best bias per class, fitted on {where}, changes the accuracy{measured} from "
+        f"{r['accuracy']['before']:.1%} to {r['accuracy']['after']:.1%}."
+    )
+    if r["rounds"] < 2:
+        return f"{text} Forgetting over rounds needs a run with --instruments recoverable --every 1."
+    before, after = (r["forgetting"][side] for side in ("before", "after"))
+    text += f" Over {r['rounds']} analysed rounds, forgetting is {before:.3f} before and {after:.3f} after"
+    return f"{text}: {_share(r['share'])}."
+
+
+def _share(share: float) -> str:
+    if not math.isfinite(share):
+        return "nothing is forgotten"
+    return f"{share:.0%} is recoverable" if 0 < share < 1 else f"{'all' if share > 0 else 'none'} of it is recoverable"
+
+
 def _numbers(values: list[float]) -> str:
     return " and ".join(f"{value:.3g}" for value in values)
 
@@ -157,4 +185,5 @@ _FORMATS: dict[str, Callable[[Result], str]] = {
     "neurons": _neurons,
     "circle": _circle,
     "regions": _regions,
+    "recoverable": _recoverable,
 }

@@ -25,6 +25,7 @@ from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import RunSet
 from fedkeep.analysis.sentences import list_names
 from fedkeep.data import partition
+from fedkeep.reports.recoverable import recoverable_data
 from fedkeep.reports.verdict import reference, verdict
 from fedkeep.runs import label_counts
 
@@ -181,9 +182,15 @@ def _run_data(run: Run, budget: _Budget, splits: dict[str, dict[str, Any]]) -> d
         "class_accuracy": pack(run.class_accuracy[shown]),
         "below_best": run.below_best.round(4),
         "anatomy": _anatomy_data(run.anatomies, budget.anatomies),
+        "recoverable": _recoverable_data(run, budget.columns),
         "split": _split_index(run, splits, budget.clients),
         "made_by": _texts({key: value for key, value in about.get("made_by", {}).items() if key != "layers"}),
     }
+
+
+def _recoverable_data(run: Run, most: int) -> dict[str, Any] | None:
+    data = recoverable_data(run, most)
+    return None if data is None else {**data, "bias": pack(data["bias"])}
 
 
 def _anatomy_data(anatomies: list[Anatomy], most: int) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedkeep.analysis.recoverable import STUDY, TEST_HALF
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.instruments.every import Every, append_result
@@ -24,7 +25,10 @@ from fedkeep.runs.reading import read_instruments
 _ONLY_LAST = 1 << 30  # more rounds than any run has: the callback is due after the last round alone
 # measures of which more is better; of all others less is
 _ACCURACIES = ("before", "clients", "after", "in_local", "out_local", "personalised")
-_HIGHER = ("alignment", "training", "tsne.silhouette.by_class", *(f"where.{key}" for key in _ACCURACIES))
+_HIGHER = (
+    *("alignment", "training", "tsne.silhouette.by_class", *(f"where.{key}" for key in _ACCURACIES)),
+    *(f"{STUDY}.{half}{key}" for half in ("", "test_half.") for key in ("before", "after", "accuracy")),
+)
 
 
 class Instruments(BaseModel):
@@ -73,7 +77,7 @@ def kept_studies(what: Any) -> set[str]:
     >>> sorted(kept_studies(["tsne", "alignment", "divergence"]))
     ['alignment', 'divergence']
     """
-    return set(what) & set(CHEAP)
+    return set(what) & {*CHEAP, STUDY}
 
 
 def is_recorded(measure: str) -> bool:
@@ -92,8 +96,16 @@ def higher_is_better(measure: str) -> bool:
 
 
 def value_of(history: History, measure: str) -> float | None:
-    """Return a recorded value of the last analysed round; None if there is none."""
-    return find_value(history.instruments[-1], measure) if history.instruments else None
+    """Return a recorded value of the last analysed round; None if there is none.
+
+    What was measured on half of the test set has a name that says so: `recoverable.test_half.share`.
+    """
+    if not history.instruments:
+        return None
+    last, half = history.instruments[-1], f"{STUDY}.test_half."
+    if measure.startswith(f"{STUDY}.") and (last.get(STUDY, {}).get("fitted_on") == TEST_HALF) != (half in measure):
+        return None
+    return find_value(last, measure.replace(half, f"{STUDY}."))
 
 
 def find_value(found: Any, path: str) -> float | None:

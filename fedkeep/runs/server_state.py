@@ -13,16 +13,31 @@ from fedkeep.runs.history import History, Record
 from fedkeep.tree import Tree
 
 AVERAGE = "average_weights"  # the entry of a server's tree with the mean of the weights over rounds, if a run keeps one
+READ_OUT = "read_out"  # the entry with what is added to a weight before the model is tested, if a run has a read-out
 
 
 def global_params(server: Tree) -> Tree:
     """Return the global model's weights, as tested and saved: their average over rounds, if a run keeps one.
 
-    Clients start from `server["params"]`, the weights of the last round.
+    If a run has a read-out, its bias per class is added. Clients start from `server["params"]`, the weights of the last
+    round.
+
+    >>> server = {"params": {"bias": torch.zeros(2)}, "read_out": {"bias": torch.tensor([0.5, -0.5])}}
+    >>> global_params(server)["bias"].tolist()
+    [0.5, -0.5]
     """
-    if AVERAGE not in server:
-        return server["params"]  # type: ignore[no-any-return]
-    return tree.map(lambda a, w: a.to(w.dtype), server[AVERAGE]["weights"], server["params"])
+    weights: Tree = server["params"]
+    if AVERAGE in server:
+        weights = tree.map(lambda a, w: a.to(w.dtype), server[AVERAGE]["weights"], weights)
+    if READ_OUT in server:
+        added = {name: (weights[name].to(b.dtype) + b).to(weights[name].dtype) for name, b in server[READ_OUT].items()}
+        weights = {**weights, **added}
+    return weights
+
+
+def without_own_entries(server: Tree) -> Tree:
+    """Return the server's tree as the method knows it."""
+    return {key: value for key, value in server.items() if key not in (AVERAGE, READ_OUT)}
 
 
 @dataclass

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from support.synthetic import hostile_run, records, wave, write_pair, write_run
 
+import fedkeep as fk
 from fedkeep.reports.page import write
 from fedkeep.reports.watch import serve
+from fedkeep.runs.reading import write_instruments
 
 pytestmark = pytest.mark.browser
 
@@ -110,6 +112,31 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "page.html"
 
 
+def test_recoverable_forgetting_is_shown_where_it_was_recorded(browser: Browser, page: Path, tmp_path: Path) -> None:
+    browser.open(page)
+    assert not browser.find("#recoverable").is_displayed()
+    write_pair(tmp_path / "runs")
+    for run in (tmp_path / "runs").iterdir():
+        classes = len(fk.load_run(run, weights=False).class_accuracy[0])
+        study = {
+            "fitted_on": "half of the test set",
+            "n_fitted": 5,
+            "n_measured": 6,
+            "accuracy": {"before": 0.4, "after": 0.8},
+        }
+        study |= {"bias": [1.0] + [-0.5] * (classes - 1), "after": [0.8] * classes}
+        write_instruments(
+            run, [{"after_round": t, "recoverable": {**study, "before": [0.6 / t] * classes}} for t in (1, 2, 3)]
+        )
+    write([tmp_path / "runs"], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert len(browser.texts("#recoverable svg path")) == 8, "accuracy and forgetting, before and after, of two runs"
+    assert len(browser.texts("#recoverable canvas")) == 2
+    assert all("other half (6 examples)" in text for text in browser.texts("#recoverable figcaption:last-child"))
+    assert "forgetting 40 points, 0 with the bias: 100% recoverable" in browser.texts("#recoverable h3")[0]
+    assert browser.errors() == []
+
+
 def test_the_page_renders_without_errors_or_requests(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.find("#headline").text.startswith("fedntd ")
@@ -175,7 +202,7 @@ def test_a_selected_seed_is_shown_in_every_section(browser: Browser, page: Path)
     browser.open(page)
     before = browser.texts("#heat h3")
     browser.find("#heat select").send_keys("1")
-    assert browser("[...document.querySelectorAll('label.seeds select')].map(s => s.value)") == ["1", "1", "1"]
+    assert browser("[...document.querySelectorAll('label.seeds select')].map(s => s.value)") == ["1"] * 4
     assert browser.texts("#split h3") == ["digits: shards (s 2, seed 1)"]
     assert browser.texts("#heat h3") != before
     assert browser.errors() == []

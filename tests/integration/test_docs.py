@@ -160,6 +160,12 @@ def test_the_page_on_averaged_weights_runs(tmp_path: Path) -> None:
     run_page("average-weights.md", tmp_path)
 
 
+def test_the_page_on_recoverable_forgetting_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("recoverable-forgetting.md", tmp_path)
+    assert "recoverable_share" in (tmp_path / "recover.csv").read_text()
+
+
 def test_the_instruments_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     pytest.importorskip("pyarrow", reason="Parquet needs the extra data")

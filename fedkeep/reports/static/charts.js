@@ -103,7 +103,7 @@ function ticks(low, high, wanted) {
 }
 
 // Draw curves, each with a band of one standard deviation: series of { label, index, rounds, mean, spread }.
-function drawCurves(plot, series) {
+function drawCurves(plot, series, title = "Accuracy over rounds") {
   const width = Math.max(plot.clientWidth, 160);
   const height = Math.max(260, Math.min(400, width * 0.42));
   const box = { left: 44, right: 12, top: 8, bottom: 34 };
@@ -113,7 +113,7 @@ function drawCurves(plot, series) {
   const high = Math.min(1, Math.ceil(highest * 10 + 0.2) / 10);
   const x = (round) => box.left + ((round - first) / (last - first)) * (width - box.left - box.right);
   const y = (value) => height - box.bottom - (Math.min(Math.max(value, 0), high) / high) * (height - box.top - box.bottom);
-  const label = `Accuracy over rounds: ${series.map((s) => `${s.label} ends at ${formatPercent(s.mean.at(-1), 1)}`).join(", ")}`;
+  const label = `${title}: ${series.map((s) => `${s.label} ends at ${formatPercent(s.mean.at(-1), 1)}`).join(", ")}`;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
   for (const mark of ticks(0, high, 5)) {
     picture.append(

@@ -32,6 +32,7 @@ const SECTIONS = {
   curves: curveSection,
   anatomy: anatomySection,
   drops: roundForgettingSection,
+  recoverable: recoverableSection,
   split: splitSection,
 };
 const bodyOf = (name) => $(`#${name} > .body`);
@@ -83,7 +84,7 @@ function drawProblems() {
 
 function updateState(changes) {
   Object.assign(state, changes);
-  if ("seed" in changes) drawSections(["heat", "anatomy", "split"]);
+  if ("seed" in changes) drawSections(["heat", "anatomy", "recoverable", "split"]);
   if ("round" in changes) drawSections(["anatomy"]);
   if ("sort" in changes) drawTable(data, state, updateState);
 }
