@@ -29,6 +29,7 @@ from fedkeep.experiments import jobs
 from fedkeep.reproduce import against_paper, spec
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.measures import MEASURES, NEVER, get_measure
+from fedkeep.reproduce.recorded import is_recorded
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
 
@@ -429,6 +430,20 @@ def test_measures() -> None:
     assert of("round_forgetting", fast) == pytest.approx(0.1 / 3)
     assert MEASURES["rounds_to_95"].combine_seeds([3, NEVER, 5]) == 5
     assert MEASURES["final"].combine_seeds([1, 2, 6]) == 3
+
+
+def test_values_of_instruments_have_headings_of_their_own() -> None:
+    recorded = {name for table in spec.all_tables() for name in table.measures if is_recorded(name)}
+    heads = {name: get_measure(name).head for name in recorded}
+    assert {name: head for name, head in heads.items() if ":" in head or "_" in head or "." in head} == {}
+    assert heads["divergence.weight_divergence"] == "weight divergence (L1)"
+    assert heads["alignment.layers.first.after"] == "alignment, first layer, global"
+    accuracy, one = get_measure("where.clients"), history([0.5])
+    one.instruments = [{"where": {"clients": [[0.25, 0.75], [1.0, None]]}}]
+    assert (accuracy.head, accuracy.higher_is_better) == ("local accuracy %", True)
+    assert accuracy.from_history(one, None, None) == pytest.approx(75), "as per cent, like other accuracies"
+    assert get_measure("losses.after").higher_is_better is False
+    assert get_measure("neurons.preferences").head == "neurons: preferences"
 
 
 def comparison(
