@@ -121,8 +121,8 @@ def reproduce(
         for file in job.keep(keep):
             Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False)
     comparisons = against_paper.compare_columns(job, results)
-    if plots is not None or (table.plots and not show):
-        _draw(job, results, comparisons, plots or Path("plots"))
+    drawing = plots is not None or bool(table.plots and not show)
+    drawn = _draw(job, results, comparisons, plots or Path("plots")) if drawing else []
     if as_json:
         about = {"table": table.name, "title": table.title, "paper": table.paper, "notes": table.notes}
         options = {"quick": quick, "overrides": overrides, "folder": str(job.folder(rows[0])), "seeds": job.seeds}
@@ -136,6 +136,8 @@ def reproduce(
         raise typer.Exit(1)
     if not show and not any(comparison.has_results for comparison in comparisons):
         raise typer.Exit(2)
+    if drawing and not drawn:
+        raise typer.Exit(1 if todo and not show else 2)
 
 
 def _refuse(what: str, options: dict[str, object]) -> None:
@@ -181,13 +183,17 @@ def _try_generated(
         raise typer.Exit(1)
 
 
-def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folder: Path) -> None:
+def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folder: Path) -> list[Path]:
+    """Draw the runs, print the files or why there are none, and return the files."""
     from fedkeep.reproduce.figures import draw
 
     console = Console(stderr=True)
     files, skipped = draw(job, results, comparisons, folder)
-    for text in [*map(str, files), *(f"not drawn: {reason}" for reason in skipped)]:
+    texts = [*map(str, files), *(f"not drawn: {reason}" for reason in skipped)]
+    texts += [] if files else [f"fedkeep: nothing was drawn into {folder}"]
+    for text in texts:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return files
 
 
 def _print_ledger(tables: list[Table], runs: Path, as_json: bool, markdown: bool) -> None:

@@ -50,6 +50,17 @@ def test_two_rounds_end_in_pictures(name: str, tmp_path: Path) -> None:
     assert drawn == expected
 
 
+def test_pictures_of_no_runs_end_with_code_2(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    (tmp_path / "runs").mkdir()
+    args = ["reproduce", "fedntd/figure-10", "--show", "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, [*args, "--plots", str(tmp_path / "plots")])
+    assert done.exit_code == 2, done.output
+    assert f"nothing was drawn into {tmp_path / 'plots'}" in done.output
+    assert not (tmp_path / "plots").exists()
+    assert CliRunner().invoke(app, args).exit_code == 0, "without --plots, a figure is shown as a table"
+
+
 def test_fedkas_figure_3_reduces_a_non_dominant_and_a_dominant_class() -> None:
     """CIFAR-10 without one example per class: the numbers of a split depend on the sizes of the classes alone."""
     table, y = spec.load("fedka/figure-3"), np.arange(10 * 4999) % 10
