@@ -35,7 +35,7 @@ from fedkeep._util.validate import first_error, require_bool, require_choice, re
 from fedkeep.data import Augment, load, partition
 from fedkeep.data.dataset import BOUNDS
 from fedkeep.data.public_options import check_public_options
-from fedkeep.data.reductions import check_reductions
+from fedkeep.data.reductions import check_reductions, require_effect
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
@@ -74,7 +74,10 @@ class Experiment(BaseModel):
         _require_known("", tables, cls.model_fields)
         tables.setdefault("train", {})
         if isinstance(tables["train"], dict):
-            tables["train"] = _settings({**tables["train"], "seed": tables.get("seed", 0)})
+            settings = _settings({**tables["train"], "seed": tables.get("seed", 0)})
+            if not recorded:  # runs of earlier versions are read as they are
+                _require_effect(settings)
+            tables["train"] = settings
         try:
             return cls(**tables)
         except ValidationError as error:
@@ -219,6 +222,13 @@ def _settings(table: dict[str, Any]) -> Settings:
         if first.key in TRAIN:
             first.key = f"train.{first.key}"
         raise first from None
+
+
+def _require_effect(settings: Settings) -> None:
+    try:
+        require_effect(settings.reductions or (), settings.rounds, "train.")
+    except FedkeepError as error:
+        raise error.converted(ConfigError, str(error)) from None
 
 
 @functools.cache

@@ -40,7 +40,10 @@ def test_every_cell_is_a_valid_experiment(name: str) -> None:
 def test_two_rounds_end_in_pictures(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     table = spec.load(name)
-    args = [name, "--quick", "--methods", list(table.rows)[-1], "--seeds", "1", "train.rounds=2", "train.epochs=1"]
+    row = list(table.rows)[-1]
+    reductions = table.experiment(table.quick.column, row, 0, quick=True).train.reductions or ()
+    rounds = max([2, *(one.round for one in reductions)])
+    args = [name, "--quick", "--methods", row, "--seeds", "1", f"train.rounds={rounds}", "train.epochs=1"]
     done = CliRunner().invoke(app, ["reproduce", *args, "--runs", str(tmp_path), "--plots", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output
     drawn = {path.name for path in (tmp_path / "plots").iterdir()}
