@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def reproduce(
     args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE] [key=value]...", help="A table's name or TOML file, and overrides."),
+        typer.Argument(
+            metavar="[TABLE|PAPER] [key=value]...",
+            help="A table's name or TOML file, and overrides; or a paper to list.",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only these columns, comma-separated; can be repeated.")
@@ -33,7 +36,7 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Print existing results; run nothing.")] = False,
     ledger: Annotated[
         bool,
-        typer.Option("--ledger", help="Print every figure of all tables, or of TABLE, with a verdict; run nothing."),
+        typer.Option("--ledger", help="Print every figure of all tables, or of some, with a verdict; run nothing."),
     ] = False,
     generated: Annotated[
         bool,
@@ -60,7 +63,7 @@ def reproduce(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """Run a paper's table and print it next to the paper's figures; without TABLE, list available tables.
+    """Run a paper's table and print it next to the paper's figures; without TABLE, list the tables.
 
     Finished runs are not repeated; to resume an interrupted table, repeat the command.
     For a data set that is not available, the output shows how to get it.
@@ -76,13 +79,20 @@ def reproduce(
         raise FedkeepError("--json and --markdown exclude each other", key="--json", valid=("--json", "--markdown"))
     name, overrides = _table_and_overrides(args)
     running = {"--seeds": seeds, "--quick": quick, "--show": show, "--keep": keep, "--plots": plots}
+    choosing = {"--column": column, "--methods": methods, "an override": overrides, "--generated": generated}
+    paper = name is not None and name.lower() in spec.papers()
     if ledger:
-        choosing = {"--column": column, "--methods": methods, "an override": overrides, "--generated": generated}
         _refuse("--ledger", {**running, **choosing, "--examples": examples})
-        chosen = [spec.load(name)] if name else list(spec.all_tables())
-        if name and not any(column.paper for column in chosen[0].columns.values()):
+        chosen = _chosen_tables(name)
+        if name and not paper and not any(column.paper for column in chosen[0].columns.values()):
             raise FedkeepError(f"{name} has no printed figures, so the ledger has none of it", key="table", value=name)
         _print_ledger(chosen, runs, as_json, markdown)
+        return
+    if name is None or paper:
+        given = {**running, **choosing, "--examples": examples, "--markdown": markdown}
+        if wrong := [option for option, value in given.items() if value]:
+            raise FedkeepError(f"{wrong[0]} needs a table; fedkeep reproduce lists the available ones", key="table")
+        _print_listing(name, runs, as_json)
         return
     if generated:
         _refuse("--generated", {**running, "--markdown": markdown})
@@ -92,12 +102,6 @@ def reproduce(
         return
     if examples is not None:
         raise FedkeepError("--examples needs --generated", key="--examples", value=examples)
-    if name is None:
-        if as_json:
-            print(to_json([table.model_dump(mode="json") for table in spec.all_tables()], indent=2))
-        else:
-            paper_tables.print_listing(Console(), spec.all_tables())
-        return
     table = spec.load(name)
     wanted_columns = _parse_names(column)
     if quick and wanted_columns not in (None, [table.quick.column]):
@@ -140,6 +144,28 @@ def reproduce(
         raise typer.Exit(1 if todo and not show else 2)
 
 
+def _chosen_tables(name: str | None) -> list[Table]:
+    """Return the table of this name, those of the paper, or all."""
+    from fedkeep.reproduce import spec
+
+    if name is None:
+        return list(spec.all_tables())
+    return spec.of_paper(name) or [spec.load(name)]
+
+
+def _print_listing(paper: str | None, runs: Path, as_json: bool) -> None:
+    """List all tables in a line each, or those of a paper in full."""
+    from fedkeep.cli import table_listing
+
+    tables = _chosen_tables(paper)
+    if as_json:
+        print(to_json([table.model_dump(mode="json") for table in tables], indent=2))
+    elif paper is None:
+        table_listing.print_overview(Console(), tables, runs)
+    else:
+        table_listing.print_details(Console(), tables)
+
+
 def _refuse(what: str, options: dict[str, object]) -> None:
     """Raise if one of these options was given: it would have no effect."""
     for option, value in options.items():
@@ -148,7 +174,7 @@ def _refuse(what: str, options: dict[str, object]) -> None:
 
 
 def _try_generated(
-    name: str | None,
+    name: str,
     wanted_columns: list[str] | None,
     wanted_rows: list[str] | None,
     overrides: list[str],
@@ -160,8 +186,6 @@ def _try_generated(
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.reproduce import spec, trials
 
-    if name is None:
-        raise FedkeepError("--generated needs a table; fedkeep reproduce lists the available ones", key="table")
     table = spec.load(name)
     columns, rows = table.select(wanted_columns or trials.columns_without_data(table), wanted_rows)
     if not columns:

@@ -177,6 +177,11 @@ class Table(_Strict):
         return self
 
     @property
+    def paper_name(self) -> str:
+        """The short name of its paper: the folder of the file, such as fedntd."""
+        return self.name.rpartition("/")[0]
+
+    @property
     def baseline(self) -> str:
         """The first row: the method that the others are compared with."""
         return next(iter(self.rows))
@@ -269,6 +274,16 @@ def _read_extended(path: Path, name: Any) -> dict[str, Any]:
 def all_tables() -> Iterator[Table]:
     """Read all tables that come with fedkeep."""
     return map(load, names())
+
+
+def papers() -> list[str]:
+    """Return the short names of the papers, such as fedntd."""
+    return list(dict.fromkeys(name.rpartition("/")[0] for name in names()))
+
+
+def of_paper(paper: str) -> list[Table]:
+    """Read all tables of a paper."""
+    return [load(name) for name in names() if name.rpartition("/")[0] == paper.lower()]
 
 
 def _require_row(key: str, row: str, rows: dict[str, Row]) -> None:
