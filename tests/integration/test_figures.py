@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from fedkeep.cli.app import app
 from fedkeep.data import from_arrays, partition
+from fedkeep.plots import features
+from fedkeep.plots.style import plot_style
 from fedkeep.reproduce import spec
 
 LAST = ("18", "19", "19-iid")
@@ -51,6 +53,30 @@ def test_two_rounds_end_in_pictures(name: str, tmp_path: Path) -> None:
     expected = {f"{start}-{column}-{plot}.png" for plot in table.plots if plot != "against"}
     expected |= {f"{start}-against-{measure}.png" for measure in table.measures if "against" in table.plots}
     assert drawn == expected
+
+
+def test_a_tsne_picture_can_be_read() -> None:
+    """The quick pictures have enough points; all have a legend of classes, and few points are drawn larger."""
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    tables = [spec.load(name) for name in FIGURES]
+    samples = [one.options["samples"] for table in tables if (one := table.recorded(quick=True)) and "tsne" in one.what]
+    assert len(samples) == 3
+    assert min(samples) >= 80
+    rng = np.random.default_rng(0)
+    for number in (8, 400):
+        y = [0, 1, 2, 3] * (number // 4)
+        points = rng.standard_normal((3, number, 2)).tolist()
+        result = {"models": ["before", "client 5", "after"], "y": y, "points": points}
+        with plot_style():
+            fig = features.by_class_and_model([("FedAvg", result), ("FedNTD", result)])
+        left, right = fig.axes[:2]
+        assert [text.get_text() for text in fig.legends[0].get_texts()] == ["0", "1", "2", "3"]
+        names = [text.get_text() for text in right.get_legend().get_texts()]
+        assert names == ["global before", "client 5", "global after"]
+        drawn = np.concatenate(points)
+        for text, size in zip(left.texts, (one.get_sizes()[0] for one in left.collections), strict=True):
+            assert np.abs(drawn - text.xy).sum(1).min() == 0, "the number of a class is at one of its points"
+            assert size == (16 if number == 8 else 4)
 
 
 def test_pictures_of_no_runs_end_with_code_2(tmp_path: Path) -> None:
