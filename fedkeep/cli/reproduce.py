@@ -84,8 +84,10 @@ def reproduce(
     if ledger:
         _refuse("--ledger", {**running, **choosing, "--examples": examples})
         chosen = _chosen_tables(name)
-        if name and not paper and not any(column.paper for column in chosen[0].columns.values()):
-            raise FedkeepError(f"{name} has no printed figures, so the ledger has none of it", key="table", value=name)
+        table = chosen[0]
+        if name and not paper and not table.claims and not any(column.paper for column in table.columns.values()):
+            message = f"{name} has no printed figures and no claims, so the ledger has nothing of it"
+            raise FedkeepError(message, key="table", value=name)
         _print_ledger(chosen, runs, as_json, markdown)
         return
     if name is None or paper:
@@ -221,19 +223,23 @@ def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folde
 
 
 def _print_ledger(tables: list[Table], runs: Path, as_json: bool, markdown: bool) -> None:
+    from fedkeep.cli import claims
     from fedkeep.cli import ledger as output
     from fedkeep.reproduce.ledger import read
 
-    found, problems = read(tables, runs)
+    found = read(tables, runs)
+    without_claims = [table.name for table in tables if table.plots and not table.claims]
     if as_json:
-        print(to_json(output.as_data(found), indent=2))
+        print(to_json({**output.as_data(found.entries), "claims": claims.as_data(found.claims)}, indent=2))
     elif markdown:
-        print(output.format_markdown(found))
+        print(output.format_markdown(found.entries))
+        print("\n" + claims.format_markdown(found.claims, without_claims))
     else:
-        output.print_ledger(Console(), found)
-    for text in problems:
+        output.print_ledger(Console(), found.entries)
+        claims.print_claims(Console(), found.claims, without_claims)
+    for text in found.problems:
         Console(stderr=True).print(f"fedkeep: {text}", highlight=False, markup=False, soft_wrap=True)
-    if problems:
+    if found.problems:
         raise typer.Exit(1)
 
 

@@ -25,6 +25,7 @@ from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
 from fedkeep.plots.runs import ALL_PLOTS
+from fedkeep.reproduce.claims import Claim
 from fedkeep.reproduce.extends import extend
 from fedkeep.reproduce.measures import get_measure
 from fedkeep.reproduce.recorded import Instruments, is_recorded
@@ -131,6 +132,7 @@ class Table(_Strict):
     paper: str
     measures: list[str]
     plots: list[str] = Field(default_factory=list)  # what a figure draws
+    claims: list[Claim] = Field(default_factory=list)  # what the paper says of a figure
     notes: list[str] = Field(default_factory=list)
     instruments: Instruments | None = None  # what is recorded during the runs
     setting: Change
@@ -166,6 +168,8 @@ class Table(_Strict):
             if one.extends is not None and self.extended is None:
                 message = f"{name}.extends = {one.extends!r}, but the table extends no other"
                 raise ConfigError(message, key=f"{name}.extends", value=one.extends)
+        for number, claim in enumerate(self.claims):
+            claim.check(f"claims[{number}]", self.measures, list(self.rows), list(self.columns))
         for name, column in self.columns.items():
             for row in column.explained:
                 _require_row(f"columns.{name}.explained", row, self.rows)
