@@ -17,19 +17,21 @@ from fedkeep.reproduce.gaps import AGREES, DISAGREES
 from fedkeep.reproduce.ledger import BASELINE, NOT_RUN, REPEATED, VERDICTS, Entry, totals
 from fedkeep.reproduce.spec import Table
 
-_STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
+STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
 _HEADINGS = ["column", "method", "measure", "paper", "here", "seeds", "vs baseline, paper", "here", "verdict"]
 _NARROW = ["\nmethod", "\npaper", "\nhere", "\nseeds", "gap,\npaper", "gap,\nhere", "\nverdict"]
 
 
 def print_ledger(console: Console, ledger: Sequence[Entry]) -> None:
     """Print the totals and every column with runs; 80 characters are wide enough."""
+    if not ledger:
+        return
     papers, counts = zip(*_totals(ledger), strict=True)
-    console.print(_grid(["", *papers], [[verdict, *row] for verdict, *row in zip(VERDICTS, *counts, strict=True)]))
+    console.print(grid(["", *papers], [[verdict, *row] for verdict, *row in zip(VERDICTS, *counts, strict=True)]))
     for table, entries in _by_table(ledger):
         console.print(Text(f"\n{table.name}", style="bold") + Text(f"  {table.title}", style="not bold"))
         if rows := _blocks(_run(entries)):
-            console.print(_grid(_NARROW, rows, text_last=True))
+            console.print(grid(_NARROW, rows, text_last=True))
         for text in _not_run(entries):
             console.print(Padding(Text(text, style="dim"), (0, 0, 0, 2)))
 
@@ -39,7 +41,7 @@ def _blocks(entries: Sequence[Entry]) -> list[list[str | Text]]:
     blocks: dict[str, dict[str, list[list[str | Text]]]] = {}
     for entry in entries:
         column, method, measure, *cells = _cells(entry)
-        row: list[str | Text] = [Text(cell, style=_STYLES.get(entry.verdict, "")) for cell in (f"  {method}", *cells)]
+        row: list[str | Text] = [Text(cell, style=STYLES.get(entry.verdict, "")) for cell in (f"  {method}", *cells)]
         blocks.setdefault(column, {}).setdefault(measure, []).append(row)
     out: list[list[str | Text]] = []
     for column, measures in blocks.items():
@@ -51,11 +53,13 @@ def _blocks(entries: Sequence[Entry]) -> list[list[str | Text]]:
 
 def format_markdown(ledger: Sequence[Entry]) -> str:
     """Format the ledger as Markdown."""
-    out = _markdown_table(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(ledger)])
+    if not ledger:
+        return ""
+    out = markdown_table(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(ledger)])
     for table, entries in _by_table(ledger):
         out += ["", f"## {table.name}: {table.title}", "", f"{table.paper}.", ""]
         if rows := [_cells(entry) for entry in _run(entries)]:
-            out += [*_markdown_table(_HEADINGS, rows), ""]
+            out += [*markdown_table(_HEADINGS, rows), ""]
         out += [f"- {text}" for text in _not_run(entries)]
     return "\n".join(out).rstrip()
 
@@ -67,14 +71,15 @@ def as_data(ledger: Sequence[Entry]) -> dict[str, Any]:
         | {"values": {str(seed): json_number(value) for seed, value in e.comparison.values.items()}}
         | {"diverged": sorted(e.comparison.diverged)}
         | {"paper": e.comparison.paper.model_dump() if e.comparison.paper else None}
-        | {"gap": _json_gap(e.ours_gap), "paper_gap": _json_gap(e.paper_gap)}
+        | {"gap": json_gap(e.ours_gap), "paper_gap": json_gap(e.paper_gap)}
         | {"verdict": e.verdict, "reason": e.reason}
         for e in ledger
     ]  # fmt: skip
     return {"totals": {paper: dict(counts) for paper, counts in totals(ledger).items()}, "figures": figures}
 
 
-def _json_gap(value: float | None) -> float | str | None:
+def json_gap(value: float | None) -> float | str | None:
+    """Return a gap for JSON, which has no infinities."""
     return json_number(value, "far better", "far worse")
 
 
@@ -127,12 +132,13 @@ def _cells(entry: Entry) -> list[str]:
     ]
 
 
-def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[str | Text]], text_last: bool = False) -> Grid:
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str | Text]], text_last: bool = False) -> Grid:
     """Return a table of names and numbers; its last column may be text, which is wrapped."""
     grid = Grid(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for i, heading in enumerate(headings):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,6 +64,21 @@ def name_and_overrides(args: list[str] | None, what: str) -> tuple[str | None, l
             value=names,
         )
     return names[0] if names else None, [arg for arg in args if arg not in names]
+
+
+@contextmanager
+def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
+    """Let errors in an experiment name the file that it is read from, unless the key was overridden."""
+    try:
+        yield
+    except FedkeepError as error:
+        from fedkeep.experiments.overrides import full_key
+
+        wrong = f"{error.key}."
+        given = [f"{full_key(text.partition('=')[0].strip())}." for text in overrides]
+        if file is None or any(wrong.startswith(key) or key.startswith(wrong) for key in given):
+            raise
+        raise error.converted(type(error), f"{file}: {error}") from error
 
 
 def print_page_path(console: Console, output: Path) -> None:

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table as Grid
 from rich.text import Text
 
 from fedkeep._util.text import format_mean
 from fedkeep.cli import tables
-from fedkeep.data.sources import named
 from fedkeep.reproduce import against_paper
 from fedkeep.reproduce.against_paper import ColumnComparison, MethodRow
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.gaps import AGREES, DISAGREES, FEW_SEEDS, NOISE_HERE, NOISE_THERE, Gap, MeasureComparison
 from fedkeep.reproduce.measures import NEVER, get_measure
-from fedkeep.reproduce.spec import Table
 
 _MARKS = {AGREES: "=", DISAGREES: "≠", NOISE_HERE: "~", NOISE_THERE: "~", FEW_SEEDS: "?"}
 _HARMLESS_OVERRIDES = ("device", "engine", "threads", "at_once", "deterministic")  # the setting remains the paper's
-
-
-def print_listing(console: Console, available: Iterable[Table]) -> None:
-    """List the tables with their columns, and which data sets are not available."""
-    for table in available:
-        _print_heading(console, table.name, table.title)
-        console.print(f"  {table.paper}", style="dim", highlight=False, markup=False)
-        rows = [name if row.absent is None else f"({row.label})" for name, row in table.rows.items()]
-        console.print(f"  methods: {', '.join(rows)}", highlight=False, markup=False)
-        grid = Grid(box=None, show_header=False, padding=(0, 2, 0, 2))
-        for name in table.columns:
-            instructions = named.how_to_get(table.experiment(name, table.baseline, 0).data["source"])
-            status = Text("data not available", style="dim") if instructions else ""
-            grid.add_row(Text(name), Text(table.columns[name].label), status)
-        console.print(grid)
-    console.print(
-        f"Methods in brackets are not in fedkeep yet. Data folder: {named.data_root(None)} ($FEDKEEP_DATA).",
-        style="dim",
-        markup=False,
-    )
-    console.print("fedkeep reproduce TABLE runs one; --quick runs it on digits in about a minute.", style="dim")
 
 
 def _print_heading(console: Console, name: str, text: str) -> None:

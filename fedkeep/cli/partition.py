@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, require_writable
+from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, naming, require_writable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,8 +42,10 @@ def partition(
             require_writable(path, name)
     file, overrides = file_and_overrides(args)
     tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
-    experiment = Experiment.from_dict(override(tables, overrides))
-    data, clients = load_data_and_clients(experiment)
+    changed = override(tables, overrides)
+    with naming(file, overrides):
+        experiment = Experiment.from_dict(changed)
+        data, clients = load_data_and_clients(experiment)
     counts = clients.label_counts(data.y_train, data.n_classes)
     shows_cohorts = save is not None or experiment.train.cohorts is not None
     cohorts = CohortSequence.of(experiment.train, len(clients)).all() if shows_cohorts else None

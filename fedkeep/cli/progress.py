@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rich.text import Text
 from fedkeep import forgetting
 from fedkeep._util.text import printable
 from fedkeep.cli.heatmap import append_cells
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import Diverged, FedkeepError, RunError
 from fedkeep.runs.history import History, Record
 
 MAX_SECONDS_BETWEEN_LINES = 10.0  # when piped
@@ -27,11 +28,12 @@ class ProgressBar:
     """Progress over all rounds of all runs.
 
     On a terminal: a bar with the time left, and the class accuracies of the current run. Piped: a line at the end of
-    every run, and some lines during a long one.
+    every run, and some lines during a long one. Errors in an experiment are shown with the name in `experiments`, where
+    the run's folder has one: what the user wrote, not what is made of it.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
-        self.console = console
+    def __init__(self, console: Console, total: int, experiments: Mapping[str, str] | None = None) -> None:
+        self.console, self.experiments = console, experiments or {}
         self.name, self.run, self.counted = "", RunProgress(), 0
         self.last_line = time.monotonic()
         self.progress = Progress(
@@ -67,9 +69,9 @@ class ProgressBar:
         if self.live is None and time.monotonic() - self.last_line >= MAX_SECONDS_BETWEEN_LINES:
             self._print(f"{self.name}: {self.run.line()}")
 
-    def finish_run(self, name: str, history: History) -> None:
-        """Show a run's result."""
-        self._count(history.settings["rounds"])
+    def finish_run(self, name: str, history: History, rounds: int) -> None:
+        """Show a run's result. The bar advances to the rounds that were planned, also if the run ended earlier."""
+        self._count(rounds)
         s = history.summary()
         if self.live is None:
             self._print(
@@ -81,7 +83,9 @@ class ProgressBar:
     def fail_run(self, name: str, error: FedkeepError, rounds: int) -> None:
         """Show a run's error."""
         self._count(rounds)
-        line = printable(f"fedkeep: {name}: {error}")
+        if not isinstance(error, Diverged | RunError):  # these are events of the run
+            name = self.experiments.get(name, name)
+        line = printable(": ".join(part for part in ("fedkeep", name, str(error)) if part))
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, line: str) -> None:

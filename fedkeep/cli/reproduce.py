@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def reproduce(
     args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE] [key=value]...", help="A table's name or TOML file, and overrides."),
+        typer.Argument(
+            metavar="[TABLE|PAPER] [key=value]...",
+            help="A table's name or TOML file, and overrides; or a paper to list.",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only these columns, comma-separated; can be repeated.")
@@ -33,7 +36,7 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Print existing results; run nothing.")] = False,
     ledger: Annotated[
         bool,
-        typer.Option("--ledger", help="Print every figure of all tables, or of TABLE, with a verdict; run nothing."),
+        typer.Option("--ledger", help="Print every figure of all tables, or of some, with a verdict; run nothing."),
     ] = False,
     generated: Annotated[
         bool,
@@ -60,7 +63,7 @@ def reproduce(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """Run a paper's table and print it next to the paper's figures; without TABLE, list available tables.
+    """Run a paper's table and print it next to the paper's figures; without TABLE, list the tables.
 
     Finished runs are not repeated; to resume an interrupted table, repeat the command.
     For a data set that is not available, the output shows how to get it.
@@ -76,13 +79,22 @@ def reproduce(
         raise FedkeepError("--json and --markdown exclude each other", key="--json", valid=("--json", "--markdown"))
     name, overrides = _table_and_overrides(args)
     running = {"--seeds": seeds, "--quick": quick, "--show": show, "--keep": keep, "--plots": plots}
+    choosing = {"--column": column, "--methods": methods, "an override": overrides, "--generated": generated}
+    paper = name is not None and name.lower() in spec.papers()
     if ledger:
-        choosing = {"--column": column, "--methods": methods, "an override": overrides, "--generated": generated}
         _refuse("--ledger", {**running, **choosing, "--examples": examples})
-        chosen = [spec.load(name)] if name else list(spec.all_tables())
-        if name and not any(column.paper for column in chosen[0].columns.values()):
-            raise FedkeepError(f"{name} has no printed figures, so the ledger has none of it", key="table", value=name)
+        chosen = _chosen_tables(name)
+        table = chosen[0]
+        if name and not paper and not table.claims and not any(column.paper for column in table.columns.values()):
+            message = f"{name} has no printed figures and no claims, so the ledger has nothing of it"
+            raise FedkeepError(message, key="table", value=name)
         _print_ledger(chosen, runs, as_json, markdown)
+        return
+    if name is None or paper:
+        given = {**running, **choosing, "--examples": examples, "--markdown": markdown}
+        if wrong := [option for option, value in given.items() if value]:
+            raise FedkeepError(f"{wrong[0]} needs a table; fedkeep reproduce lists the available ones", key="table")
+        _print_listing(name, runs, as_json)
         return
     if generated:
         _refuse("--generated", {**running, "--markdown": markdown})
@@ -92,12 +104,6 @@ def reproduce(
         return
     if examples is not None:
         raise FedkeepError("--examples needs --generated", key="--examples", value=examples)
-    if name is None:
-        if as_json:
-            print(to_json([table.model_dump(mode="json") for table in spec.all_tables()], indent=2))
-        else:
-            paper_tables.print_listing(Console(), spec.all_tables())
-        return
     table = spec.load(name)
     wanted_columns = _parse_names(column)
     if quick and wanted_columns not in (None, [table.quick.column]):
@@ -121,8 +127,8 @@ def reproduce(
         for file in job.keep(keep):
             Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False)
     comparisons = against_paper.compare_columns(job, results)
-    if plots is not None or (table.plots and not show):
-        _draw(job, results, comparisons, plots or Path("plots"))
+    drawing = plots is not None or bool(table.plots and not show)
+    drawn = _draw(job, results, comparisons, plots or Path("plots")) if drawing else []
     if as_json:
         about = {"table": table.name, "title": table.title, "paper": table.paper, "notes": table.notes}
         options = {"quick": quick, "overrides": overrides, "folder": str(job.folder(rows[0])), "seeds": job.seeds}
@@ -136,6 +142,30 @@ def reproduce(
         raise typer.Exit(1)
     if not show and not any(comparison.has_results for comparison in comparisons):
         raise typer.Exit(2)
+    if drawing and not drawn:
+        raise typer.Exit(1 if todo and not show else 2)
+
+
+def _chosen_tables(name: str | None) -> list[Table]:
+    """Return the table of this name, those of the paper, or all."""
+    from fedkeep.reproduce import spec
+
+    if name is None:
+        return list(spec.all_tables())
+    return spec.of_paper(name) or [spec.load(name)]
+
+
+def _print_listing(paper: str | None, runs: Path, as_json: bool) -> None:
+    """List all tables in a line each, or those of a paper in full."""
+    from fedkeep.cli import table_listing
+
+    tables = _chosen_tables(paper)
+    if as_json:
+        print(to_json([table.model_dump(mode="json") for table in tables], indent=2))
+    elif paper is None:
+        table_listing.print_overview(Console(), tables, runs)
+    else:
+        table_listing.print_details(Console(), tables)
 
 
 def _refuse(what: str, options: dict[str, object]) -> None:
@@ -146,7 +176,7 @@ def _refuse(what: str, options: dict[str, object]) -> None:
 
 
 def _try_generated(
-    name: str | None,
+    name: str,
     wanted_columns: list[str] | None,
     wanted_rows: list[str] | None,
     overrides: list[str],
@@ -158,8 +188,6 @@ def _try_generated(
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.reproduce import spec, trials
 
-    if name is None:
-        raise FedkeepError("--generated needs a table; fedkeep reproduce lists the available ones", key="table")
     table = spec.load(name)
     columns, rows = table.select(wanted_columns or trials.columns_without_data(table), wanted_rows)
     if not columns:
@@ -181,29 +209,37 @@ def _try_generated(
         raise typer.Exit(1)
 
 
-def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folder: Path) -> None:
+def _draw(job: Job, results: Results, comparisons: list[ColumnComparison], folder: Path) -> list[Path]:
+    """Draw the runs, print the files or why there are none, and return the files."""
     from fedkeep.reproduce.figures import draw
 
     console = Console(stderr=True)
     files, skipped = draw(job, results, comparisons, folder)
-    for text in [*map(str, files), *(f"not drawn: {reason}" for reason in skipped)]:
+    texts = [*map(str, files), *(f"not drawn: {reason}" for reason in skipped)]
+    texts += [] if files else [f"fedkeep: nothing was drawn into {folder}"]
+    for text in texts:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return files
 
 
 def _print_ledger(tables: list[Table], runs: Path, as_json: bool, markdown: bool) -> None:
+    from fedkeep.cli import claims
     from fedkeep.cli import ledger as output
     from fedkeep.reproduce.ledger import read
 
-    found, problems = read(tables, runs)
+    found = read(tables, runs)
+    without_claims = [table.name for table in tables if table.plots and not table.claims]
     if as_json:
-        print(to_json(output.as_data(found), indent=2))
+        print(to_json({**output.as_data(found.entries), "claims": claims.as_data(found.claims)}, indent=2))
     elif markdown:
-        print(output.format_markdown(found))
+        print(output.format_markdown(found.entries))
+        print("\n" + claims.format_markdown(found.claims, without_claims))
     else:
-        output.print_ledger(Console(), found)
-    for text in problems:
+        output.print_ledger(Console(), found.entries)
+        claims.print_claims(Console(), found.claims, without_claims)
+    for text in found.problems:
         Console(stderr=True).print(f"fedkeep: {text}", highlight=False, markup=False, soft_wrap=True)
-    if problems:
+    if found.problems:
         raise typer.Exit(1)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
 from fedkeep.cli.compare import show
-from fedkeep.cli.options import AsJson, ExperimentArgs, FitOnTest, JobsOption, file_and_overrides
+from fedkeep.cli.options import AsJson, ExperimentArgs, FitOnTest, JobsOption, file_and_overrides, naming
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
@@ -94,14 +94,20 @@ def run(
         label = folder_name(base, combination if name else every_override)
         if label in todo:
             raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
-        todo[label] = Experiment.from_dict(override(tables, every_override))
+        changed = override(tables, every_override)
+        with naming(file, every_override):
+            todo[label] = Experiment.from_dict(changed)
     if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}
     with (
         _showing(make_callbacks.profile, as_json),
         hint(f"repeat the command to resume, or use fedkeep resume {_any_of(runs, todo)}"),
-        ProgressBar(Console(stderr=True), sum(e.train.rounds for e in todo.values())) as progress,
+        ProgressBar(
+            Console(stderr=True),
+            sum(e.train.rounds for e in todo.values()),
+            experiments=dict.fromkeys(todo, str(file or "")) if len(todo) == 1 else {},
+        ) as progress,
         closing(run_all(todo, runs, jobs, progress, make_callbacks)) as outcomes,
     ):
         for label, outcome in outcomes:
@@ -136,7 +142,7 @@ def resume(
         if from_round is not None:
             progress.show(f"going back to round {from_round}: later rounds are repeated")
         history = resume_from_file(folder, (progress,), from_round)
-        progress.finish_run(folder.name, history)
+        progress.finish_run(folder.name, history, rounds)
     _show_runs({folder.name: history}, as_json, folder.parent)
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedkeep._util.json import to_json
 from fedkeep._util.text import format_mean
-from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, file_and_overrides
+from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, file_and_overrides, naming
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
@@ -53,7 +53,7 @@ def tune(
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import override
-    from fedkeep.experiments.tune import draw_tries, parse_space, stages
+    from fedkeep.experiments.tune import draw_tries, most_rounds, parse_space
     from fedkeep.experiments.tune import tune as run_tries
 
     file, overrides = file_and_overrides(args)
@@ -62,12 +62,11 @@ def tune(
     tables = read(file) if file else {}
     names = _method_names(methods, override(tables, overrides).get("method"))
     space = parse_space(search or [])
-    drawn = {name: draw_tries(tables, overrides, name, tries, seeds, space) for name in names}
+    with naming(file, [*overrides, *(search or []), *(["method="] if methods else [])]):
+        drawn = {name: draw_tries(tables, overrides, name, tries, seeds, space) for name in names}
     rounds = drawn[names[0]][0].experiments[0].train.rounds
-    total = seeds * sum(
-        until * min(number, len(drawn[name])) for name in names for until, number in stages(rounds, tries)
-    )
-    with hint("repeat the command to resume"), ProgressBar(Console(stderr=True), total) as progress:
+    bar = ProgressBar(Console(stderr=True), most_rounds(drawn, rounds))
+    with hint("repeat the command to resume"), bar as progress:
         found = run_tries(drawn, rounds, runs, jobs, progress)
     if as_json:
         print(to_json({name: [_as_data(tried) for tried in some] for name, some in found.items()}, indent=2))

@@ -21,6 +21,7 @@ from fedkeep.data.convert import (
     to_labels,
     to_normalisation,
 )
+from fedkeep.data.public_options import check_public_options, is_number_per_class
 from fedkeep.data.seeds import share_of_each_class, split_rng
 from fedkeep.errors import DataError
 from fedkeep.task import Public
@@ -122,29 +123,19 @@ class Dataset:
         require_number("validation", validation, **BOUNDS["validation"], error=DataError)
         if alpha is not None:
             require_number("public_alpha", alpha, **BOUNDS["public_alpha"], error=DataError)
-            if by_id or not isinstance(public, float):
-                raise DataError(
-                    "public_alpha needs public as a fraction, such as 0.03", key="public_alpha", value=alpha
-                )
+        check_public_options({"public_ids" if by_id else "public": public, "public_alpha": alpha})
         rng = split_rng(seed, "public")
         if by_id:
             return self._with_public_owners(public, validation, rng)
         y, n = self.y_train.numpy(), len(self.y_train)
-        if isinstance(public, int | np.integer) and not isinstance(public, bool) and public >= 1:
+        if is_number_per_class(public):
             drawn = np.stack([_draw_of_class(rng, y, c, int(public)) for c in range(self.n_classes)])
             n_val = min(math.ceil(validation * public - 1e-9), int(public) - 1)
             val, train = drawn[:, :n_val].reshape(-1), drawn[:, n_val:].reshape(-1)
-        elif isinstance(public, float) and 0 < public < 1:
+        else:
             number = max(1, round(public * n))
             drawn = rng.permutation(n)[:number] if alpha is None else _draw_unbalanced(rng, y, number, alpha)
             val, train = _split_validation(drawn, validation)
-        else:
-            raise DataError(
-                f"public must be a fraction between 0 and 1, or a number of examples per class of at least 1, "
-                f"not {public!r}",
-                key="public",
-                value=public,
-            )
         if len(val) + len(train) >= n:
             raise DataError(
                 f"public = {public} takes all {n} training examples: none are left for clients",

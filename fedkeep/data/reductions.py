@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -59,6 +59,23 @@ def check_reductions(given: Any) -> tuple[Reduction, ...]:
             )
         known.add(place)
     return reductions
+
+
+def require_effect(reductions: Iterable[Reduction], rounds: int, prefix: str = "") -> None:
+    """Raise if a reduction is for a round after the last one: the run would be one without it.
+
+    >>> require_effect([Reduction(50, 0, 3, 10)], rounds=40)
+    Traceback (most recent call last):
+    fedkeep.errors.FedkeepError: reductions: round = 50 has no effect, because the last round is rounds = 40
+    """
+    for one in reductions:
+        if one.round > rounds:
+            raise FedkeepError(
+                f"{prefix}reductions: round = {one.round} has no effect, because the last round is {prefix}rounds = "
+                f"{rounds}",
+                key=f"{prefix}reductions.round",
+                value=one.round,
+            )
 
 
 def _from_table(table: Any) -> Reduction:

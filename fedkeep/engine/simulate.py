@@ -15,6 +15,7 @@ from fedkeep import losses
 from fedkeep._util.validate import require_choice, require_label, require_whole
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
+from fedkeep.data.reductions import require_effect
 from fedkeep.engine import distributed, provenance
 from fedkeep.engine.federation import Federation
 from fedkeep.engine.settings import Settings, SettingsDict
@@ -56,7 +57,9 @@ def simulate(
     """
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
-    simulation = Simulation(method, model, data, clients, Settings(**cast(Any, settings)), callbacks, criterion)
+    checked = Settings(**cast(Any, settings))
+    require_effect(checked.reductions or (), checked.rounds)
+    simulation = Simulation(method, model, data, clients, checked, callbacks, criterion)
     saving = {"checkpoint_every": checkpoint_every, "keep": keep}
     for name, number in saving.items():
         if number is not None:

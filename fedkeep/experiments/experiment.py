@@ -31,10 +31,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from fedkeep import methods, models
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
-from fedkeep._util.validate import first_error, require_choice, require_label, require_number
+from fedkeep._util.validate import first_error, require_bool, require_choice, require_label, require_number
 from fedkeep.data import Augment, load, partition
 from fedkeep.data.dataset import BOUNDS
-from fedkeep.data.reductions import check_reductions
+from fedkeep.data.public_options import check_public_options
+from fedkeep.data.reductions import check_reductions, require_effect
 from fedkeep.data.sources.common import Options
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
@@ -73,7 +74,10 @@ class Experiment(BaseModel):
         _require_known("", tables, cls.model_fields)
         tables.setdefault("train", {})
         if isinstance(tables["train"], dict):
-            tables["train"] = _settings({**tables["train"], "seed": tables.get("seed", 0)})
+            settings = _settings({**tables["train"], "seed": tables.get("seed", 0)})
+            if not recorded:  # runs of earlier versions are read as they are
+                _require_effect(settings)
+            tables["train"] = settings
         try:
             return cls(**tables)
         except ValidationError as error:
@@ -120,12 +124,8 @@ class Experiment(BaseModel):
         for name, bounds in BOUNDS.items():
             if table.get(name) is not None:
                 require_number(f"data.{name}", table[name], **bounds, error=ConfigError)
-        if table.get("public") is not None and table.get("public_ids") is not None:
-            raise ConfigError(
-                "data.public and data.public_ids both choose the public set: set only one of them",
-                key="data.public_ids",
-                value=table["public_ids"],
-            )
+        require_bool("data.public_only", table.get("public_only", False), ConfigError)
+        check_public_options(table, "data.", ConfigError)
         return table
 
     @field_validator("split")
@@ -222,6 +222,13 @@ def _settings(table: dict[str, Any]) -> Settings:
         if first.key in TRAIN:
             first.key = f"train.{first.key}"
         raise first from None
+
+
+def _require_effect(settings: Settings) -> None:
+    try:
+        require_effect(settings.reductions or (), settings.rounds, "train.")
+    except FedkeepError as error:
+        raise error.converted(ConfigError, str(error)) from None
 
 
 @functools.cache

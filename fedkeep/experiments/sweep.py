@@ -29,11 +29,11 @@ class Progress(Protocol):
     def start_run(self, name: str) -> None:
         """Show which run is running now."""
 
-    def finish_run(self, name: str, history: History) -> None:
-        """Show a run's result."""
+    def finish_run(self, name: str, history: History, rounds: int) -> None:
+        """Show a run's result; `rounds` is the number of rounds that were planned."""
 
     def fail_run(self, name: str, error: FedkeepError, rounds: int) -> None:
-        """Show a run's error; `rounds` is the number of rounds it should have run."""
+        """Show a run's error; `rounds` is the number of rounds that were planned."""
 
     def __call__(self, simulation: Simulation, record: Record) -> None:
         """Count a round."""
@@ -65,10 +65,12 @@ def run_all(
     outcomes = _one_by_one if number == 1 else _in_processes
     with closing(outcomes(experiments, folder, number, progress, make_callbacks, until)) as results:
         for label, outcome in results:
+            rounds = experiments[label].train.rounds
+            planned = rounds if until is None else min(until, rounds)
             if isinstance(outcome, FedkeepError):
-                progress.fail_run(label, outcome, experiments[label].train.rounds)
+                progress.fail_run(label, outcome, planned)
             else:
-                progress.finish_run(label, outcome)
+                progress.finish_run(label, outcome, planned)
             yield label, outcome
 
 

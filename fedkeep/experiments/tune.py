@@ -168,6 +168,15 @@ def stages(rounds: int, tries: int) -> list[tuple[int, int]]:
     return sorted(found.items())
 
 
+def most_rounds(tries: Mapping[str, Sequence[Try]], rounds: int) -> int:
+    """Return how many rounds all runs have together, at most: if the experiments as they are never are the best."""
+    most = max(len(some) for some in tries.values())
+    seeds = len(next(iter(tries.values()))[0].experiments)
+    return seeds * sum(
+        until * min(number + 1, len(some)) for until, number in stages(rounds, most) for some in tries.values()
+    )
+
+
 def tune(
     tries: Mapping[str, Sequence[Try]],
     rounds: int,

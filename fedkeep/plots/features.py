@@ -24,7 +24,8 @@ def by_class_and_model(shown: Shown) -> Any:
             axes.set_title(f"{label}, {title}" if label else title)
             axes.set_axis_off()
         if len(points) <= 14:
-            right.legend(loc="center left", bbox_to_anchor=(1, 0.5), markerscale=2, fontsize=7)
+            right.legend(loc="center left", bbox_to_anchor=(1, 0.5), markerscale=2, fontsize=8)
+    class_legend(fig, _hues_of(shown))
     return fig
 
 
@@ -37,6 +38,7 @@ def global_and_client(shown: Shown) -> Any:
             _scatter_classes(axes, np.array(r["points"][at]), np.array(r["y"]))
             axes.set_title(f"{label}\n{'global model' if at == 0 else r['models'][at]}", fontsize=8)
             axes.set_axis_off()
+    class_legend(fig, _hues_of(shown))
     return fig
 
 
@@ -58,8 +60,7 @@ def on_circle(shown: Shown) -> Any:
         y = np.array(r["y"])
         for column, model in enumerate(at[row]):
             circle, density = panels[2 * row : 2 * row + 2, column]
-            ends = {0: "global before", len(r["models"]) - 1: "global after"}
-            name = ends.get(model, r["models"][model])
+            name = _model_name(r["models"], model)
             circle.set_title(name if column else f"{label}\n{name}", fontsize=8)
             _draw_circle(circle, density, np.array(r["angles"][model]), y, hues)
     for axes in panels[1::2, 0]:
@@ -82,12 +83,31 @@ def _draw_circle(circle: Any, density: Any, angles: np.ndarray, y: np.ndarray, h
     density.tick_params(length=2, labelsize=7)
 
 
+def _hues_of(shown: Shown) -> np.ndarray:
+    return class_colours(1 + max(max(r["y"]) for _, r in shown))
+
+
+def _model_name(names: Sequence[str], k: int) -> str:
+    return {0: "global before", len(names) - 1: "global after"}.get(k, names[k])
+
+
+def _marker_size(points: int) -> float:
+    """Return the area of a marker: few points are drawn larger, so that a sparse plot can be read."""
+    return float(np.clip(2400 / points, 4, 16))
+
+
 def _scatter_classes(axes: Any, points: np.ndarray, y: np.ndarray) -> None:
-    hues = class_colours(1 + int(y.max()))
+    """Draw points in the colour of their class; its number is at the point in the middle of the class."""
+    from matplotlib.patheffects import withStroke
+
+    hues, size = class_colours(1 + int(y.max())), _marker_size(len(points))
+    halo = [withStroke(linewidth=2, foreground="white")]
     for c in np.unique(y):
         at = points[y == c]
-        axes.scatter(*at.T, s=5, color=hues[c], linewidths=0)
-        axes.annotate(str(c), np.median(at, axis=0), fontsize=9, fontweight="bold", ha="center", va="center")
+        axes.scatter(*at.T, s=size, color=hues[c], linewidths=0)
+        middle = at[np.abs(at - np.median(at, axis=0)).sum(1).argmin()]
+        style = {"fontsize": 9, "fontweight": "bold", "ha": "center", "va": "center"}
+        axes.annotate(str(c), middle, path_effects=halo, zorder=4, **style)
 
 
 def _scatter_models(axes: Any, points: np.ndarray, names: Sequence[str]) -> None:
@@ -96,9 +116,11 @@ def _scatter_models(axes: Any, points: np.ndarray, names: Sequence[str]) -> None
 
     middle = colormaps["viridis"](np.linspace(0.05, 0.9, max(1, len(points) - 2)))
     ends = {0: COLOURS[6], len(points) - 1: COLOURS[1]}
-    for k, name in enumerate(names):
-        colour, size = (ends[k], 9) if k in ends else (middle[k - 1], 5)
-        axes.scatter(*points[k].T, s=size, color=colour, linewidths=0, label=name, zorder=3 if k in ends else 2)
+    usual = _marker_size(points.shape[0] * points.shape[1])
+    for k in range(len(names)):
+        colour, size = (ends[k], 1.8 * usual) if k in ends else (middle[k - 1], usual)
+        label, above = _model_name(names, k), 3 if k in ends else 2
+        axes.scatter(*points[k].T, s=size, color=colour, linewidths=0, label=label, zorder=above)
 
 
 def class_colours(number: int) -> np.ndarray:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedkeep import forgetting as fg
+from fedkeep._util.text import join_names
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.anatomy import loss_by_class
-from fedkeep.analysis.groups import Group, Run
+from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
 from fedkeep.plots import clients, local_course, local_models, one_client, recorded
@@ -43,24 +44,41 @@ def plot(
     """Draw runs into a folder and return the files; a plot without data is skipped with a warning.
 
     `only` names some of `ALL_PLOTS`; without it, those of `PLOTS` are drawn. Different problems are drawn into
-    different files, which end in the number of the problem.
+    different files, which end in the number of the problem. If nothing can be drawn, that is an error.
     """
     names = [require_choice("only", name, ALL_PLOTS, "plot") for name in only] or list(PLOTS)
     extensions = parse_formats(formats)
+    files: list[Path] = []
+    skipped: list[tuple[str, str]] = []  # names of plots, and why there is none
     with plot_style():
-        problems, folder = read_runs(paths).problems, make_folder(folder)
-        files = []
+        problems = read_runs(paths).problems
         for number, problem in enumerate(problems, start=1):
             several = len(problems) > 1
             for name in names:
                 plotted = ALL_PLOTS[name](problem.groups)
                 if isinstance(plotted, str):
-                    log.warning("plot %s is skipped: %s", name, plotted)
+                    skipped.append((name, plotted))
                     continue
                 if several:
                     plotted.suptitle(problem.title, fontsize=8)
-                files += save(plotted, folder, f"{name}-{number}" if several else name, extensions)
+                files += save(plotted, make_folder(folder), f"{name}-{number}" if several else name, extensions)
+        if not files:
+            raise _nothing_drawn(skipped, problems)
+    for name, reason in skipped:
+        log.warning("plot %s is skipped: %s", name, reason)
     return files
+
+
+def _nothing_drawn(skipped: Sequence[tuple[str, str]], problems: Sequence[Problem]) -> FedkeepError:
+    """Return the error that says why no plot was drawn, and which ones these runs have the data for."""
+    possible = [name for name, draw in ALL_PLOTS.items() if not all(isinstance(draw(p.groups), str) for p in problems)]
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in dict.fromkeys(skipped))
+    return FedkeepError(
+        f"nothing is drawn. {reasons}. These runs have the data for {join_names(possible)}",
+        key="only",
+        value=[name for name, _ in skipped],
+        valid=possible,
+    )
 
 
 def accuracy(groups: Sequence[Group]) -> Any:

@@ -27,12 +27,11 @@ def draw(
     files: list[Path] = []
     skipped: list[str] = []
     with plot_style():
-        folder = make_folder(folder)
         for name, drawn in _plots(job, results, comparisons):
             if isinstance(drawn, str):
                 skipped.append(f"{name}: {drawn}")
             else:
-                files += save(drawn, folder, f"{job.table.name.replace('/', '-')}-{name}", extensions)
+                files += save(drawn, make_folder(folder), f"{job.table.name.replace('/', '-')}-{name}", extensions)
     return files, skipped
 
 

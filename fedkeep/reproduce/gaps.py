@@ -2,7 +2,8 @@
 
 A gap is decided in the paper if it exceeds twice the larger printed spread of its two figures (where no spread is
 printed, if it is not zero), and here if it has one sign on every seed, of at least two. Two decided gaps agree or
-disagree. The tables and the ledger use this rule alike.
+disagree. The tables and the ledger use this rule alike. Of the gaps in a figure, which has no printed numbers, only the
+sign is known, and only if the paper's text states it: such a gap is decided in the paper.
 """
 
 from __future__ import annotations
@@ -73,14 +74,26 @@ def gap(one: MeasureComparison, other: MeasureComparison) -> Gap:
     measure, theirs = one.measure, None
     if one.theirs is not None and other.theirs is not None and not one.theirs == other.theirs == measure.worst:
         theirs = measure.improvement(one.theirs, other.theirs)
-    ours, pairs = None, _paired_values(one, other)
-    if pairs:
-        first, second = (measure.combine_seeds(values) for values in zip(*pairs, strict=True))
-        ours = measure.improvement(first, second)
+    ours, by_seed = _ours(one, other)
     if theirs is None:
         return Gap(ours)
     noise = max(2 * _printed_spread(one, other), 1.01 * 10.0**-measure.digits)  # at least the last digit
-    return Gap(ours, theirs, _verdict(theirs, noise, [measure.improvement(*p) for p in pairs]))
+    return Gap(ours, theirs, _verdict(theirs, noise, by_seed))
+
+
+def claimed_gap(one: MeasureComparison, other: MeasureComparison) -> Gap:
+    """Return how much better `one` is than `other` here, where the paper only says that it is better."""
+    ours, by_seed = _ours(one, other)
+    return Gap(ours, None, _verdict(math.inf, 0.0, by_seed))
+
+
+def _ours(one: MeasureComparison, other: MeasureComparison) -> tuple[float | None, list[float]]:
+    """Return our gap over the seeds that both have, None if there are none, and by seed."""
+    pairs = _paired_values(one, other)
+    if not pairs:
+        return None, []
+    first, second = (one.measure.combine_seeds(values) for values in zip(*pairs, strict=True))
+    return one.measure.improvement(first, second), [one.measure.improvement(*pair) for pair in pairs]
 
 
 def _verdict(theirs: float, noise: float, ours: Sequence[float]) -> str:

@@ -1,13 +1,14 @@
 """The ledger: every printed figure of the tables next to ours, with a verdict on its gap to the baseline.
 
 `gaps` has the rule. A figure that a paper prints again for the same experiment and baseline is repeated, and counted
-once. Nothing here depends on which data sets this machine has.
+once. The papers' pictures have no printed figures: of these, the ledger judges the claims that the paper's text makes.
+Nothing here depends on which data sets this machine has.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,18 @@ from typing import NamedTuple
 from fedkeep.errors import RunError
 from fedkeep.reproduce.against_paper import ColumnComparison, MethodRow, compare_columns
 from fedkeep.reproduce.cells import Job
-from fedkeep.reproduce.gaps import AGREES, DISAGREES, FEW_SEEDS, NOISE_HERE, NOISE_THERE, MeasureComparison, gap
+from fedkeep.reproduce.claims import Cell, Claim
+from fedkeep.reproduce.gaps import (
+    AGREES,
+    DISAGREES,
+    FEW_SEEDS,
+    NOISE_HERE,
+    NOISE_THERE,
+    MeasureComparison,
+    claimed_gap,
+    gap,
+)
+from fedkeep.reproduce.measures import Measure
 from fedkeep.reproduce.spec import Table
 
 BASELINE, NOT_RUN, REPEATED = "baseline", "not run", "repeated"
@@ -47,11 +59,27 @@ class Entry:
         return len(self.comparison.values_with_diverged)
 
 
+@dataclass(frozen=True)
+class ClaimEntry:
+    """One comparison of a claim: what is said to be better, than what, our gap, and the verdict."""
+
+    table: Table
+    claim: Claim
+    better: str  # as shown: the row with its column, or without it if there is only one
+    than: str
+    measure: Measure
+    seeds: int  # that both have
+    gap: float | None
+    verdict: str
+    reason: str = ""
+
+
 class Ledger(NamedTuple):
-    """The entries, and what is wrong with runs that could not be read."""
+    """The entries, what is wrong with runs that could not be read, and the claims of figures."""
 
     entries: list[Entry]
     problems: list[str]
+    claims: list[ClaimEntry]
 
 
 def read(tables: Iterable[Table], runs: Path) -> Ledger:
@@ -59,14 +87,17 @@ def read(tables: Iterable[Table], runs: Path) -> Ledger:
     if not runs.is_dir():
         raise RunError(f"there is no folder {runs}: --runs is the folder of the runs", key="--runs", value=str(runs))
     out: list[Entry] = []
+    claims: list[ClaimEntry] = []
     problems: dict[str, None] = {}
     for table in tables:
         columns, rows = table.select(None, None)
         job = Job(table, columns, rows, 1, runs)
         results, _ = (job := job.with_all_seeds()).load_existing()
         problems |= dict.fromkeys(text for cells in results.cells.values() for text in cells.failed.values())
-        for column in compare_columns(job, results):
+        compared = compare_columns(job, results)
+        for column in compared:
             out += _column_entries(table, column)
+        claims += _claim_entries(table, compared)
     sources = {entry.source for entry in out if entry.seeds}
     found = [
         replace(entry, reason=f"no run on {entry.source} yet")
@@ -74,7 +105,7 @@ def read(tables: Iterable[Table], runs: Path) -> Ledger:
         else entry
         for entry in out
     ]
-    return Ledger(found, list(problems))
+    return Ledger(found, list(problems), claims)
 
 
 def totals(ledger: Sequence[Entry]) -> dict[str, Counter[str]]:
@@ -135,6 +166,59 @@ def _printed_first(table: Table, column: str, row: str, measure: str) -> str | N
     runnable = [(one, of) for one, of in ((row, of_row), (table.baseline, baseline[2])) if not table.rows[one].absent]
     same = all(table.experiment(column, one, 0) == other.experiment(of_column, of, 0) for one, of in runnable)
     return f"{other.name}, {of_column}" if same else None
+
+
+def _claim_entries(table: Table, columns: Sequence[ColumnComparison]) -> list[ClaimEntry]:
+    cells = {(column.column, row.name): row for column in columns for row in column.rows}
+    out = []
+    for claim in table.claims:
+        for better, other in claim.pairs(list(table.columns)):
+            one, two = cells[better].measures[claim.of], cells[other].measures[claim.of]
+            seeds = len(one.values_with_diverged.keys() & two.values_with_diverged.keys())
+            labels = [_cell_label(table, claim, cell) for cell in (better, other)]
+            ours = claimed_gap(one, two)
+            verdict, reason = _claim_verdict(table, claim, (better, other), cells)
+            out.append(ClaimEntry(table, claim, labels[0], labels[1], one.measure, seeds, ours.ours, verdict, reason))
+    return out
+
+
+def _cell_label(table: Table, claim: Claim, cell: Cell) -> str:
+    column, row = cell
+    if claim.row is not None:
+        return f"{table.rows[row].label}, {table.columns[column].label}"
+    return table.rows[row].label if len(table.columns) == 1 else f"{table.rows[row].label}, {column}"
+
+
+def _claim_verdict(
+    table: Table, claim: Claim, pair: tuple[Cell, Cell], cells: Mapping[Cell, MethodRow]
+) -> tuple[str, str]:
+    """Return the verdict on one comparison of a claim, and its reason."""
+    if (first := _judged_first(table, claim.of, pair)) is not None:
+        return REPEATED, first
+    for cell in pair:
+        if not cells[cell].measures[claim.of].values_with_diverged:
+            return NOT_RUN, table.rows[cell[1]].absent or _why_missing(cells[cell])
+    better, other = (cells[cell].measures[claim.of] for cell in pair)
+    verdict = claimed_gap(better, other).verdict
+    assert verdict is not None
+    return verdict, (claim.explained or "unexplained") if verdict == DISAGREES else ""
+
+
+def _judged_first(table: Table, measure: str, pair: tuple[Cell, Cell]) -> str | None:
+    """Return the extended table if it prints both figures of the same experiments, next to its baseline; else None."""
+    first, second = (table.extended_cell(*cell) for cell in pair)
+    if first is None or second is None:
+        return None
+    (other, column, row), (_, other_column, baseline) = first, second
+    paper = other.columns[column].paper
+    same = column == other_column and baseline == other.baseline
+    if not same or any(measure not in paper.get(name, {}) for name in (row, baseline)):
+        return None
+    equal = all(
+        table.experiment(*cell, 0) == other.experiment(column, name, 0)
+        for cell, name in zip(pair, (row, baseline), strict=True)
+    )
+    return f"{other.name}, {column}" if equal else None
 
 
 def _why_missing(row: MethodRow) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from fedkeep._util.validate import require_choice
 from fedkeep.errors import ConfigError
 from fedkeep.forgetting import rounds_to, rounds_to_fractions
-from fedkeep.reproduce.recorded import higher_is_better, is_recorded, value_of
+from fedkeep.instruments.headings import heading_of
+from fedkeep.reproduce.recorded import is_recorded, value_of
 from fedkeep.runs.history import History
 
 NEVER = math.inf  # rounds to a target that was not reached
@@ -87,8 +88,12 @@ def _at_round(number: int) -> FromHistory:
     return from_history
 
 
-def _recorded(name: str) -> FromHistory:
-    return lambda history, baseline, target: value_of(history, name)
+def _recorded(name: str, scale: float) -> FromHistory:
+    def from_history(history: History, baseline: History | None, target: float | None) -> float | None:
+        value = value_of(history, name)
+        return None if value is None else scale * value
+
+    return from_history
 
 
 def _or_never(rounds: int | None) -> float:
@@ -116,10 +121,12 @@ def get_measure(name: str) -> Measure:
     """Return a measure by its name: one of `MEASURES`, `at_<round>`, or a value that an instrument recorded.
 
     >>> get_measure("at_50").head, get_measure("gradients.diversity").head
-    ('round 50 %', 'gradients diversity')
+    ('round 50 %', 'gradient diversity')
     """
     if is_recorded(name):
-        return Measure(name.replace(".layers", "").replace(".", " "), higher_is_better(name), _recorded(name), digits=3)
+        heading = heading_of(name)
+        digits = 2 if heading.unit == "%" else 3
+        return Measure(str(heading), heading.higher_is_better, _recorded(name, heading.scale), digits)
     if match := _AT_ROUND.fullmatch(name):
         return Measure(f"round {match[1]} %", True, _at_round(int(match[1])))
     require_choice("measures", name, [*MEASURES, "at_<round>", "<study>.<key>"], what="measure", error=ConfigError)

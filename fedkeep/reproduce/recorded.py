@@ -23,12 +23,6 @@ from fedkeep.runs.history import History
 from fedkeep.runs.reading import read_instruments
 
 _ONLY_LAST = 1 << 30  # more rounds than any run has: the callback is due after the last round alone
-# measures of which more is better; of all others less is
-_ACCURACIES = ("before", "clients", "after", "in_local", "out_local", "personalised")
-_HIGHER = (
-    *("alignment", "training", "tsne.silhouette.by_class", *(f"where.{key}" for key in _ACCURACIES)),
-    *(f"{STUDY}.{half}{key}" for half in ("", "test_half.") for key in ("before", "after", "accuracy")),
-)
 
 
 class Instruments(BaseModel):
@@ -88,11 +82,6 @@ def is_recorded(measure: str) -> bool:
     """
     study, _, path = measure.partition(".")
     return study in STUDIES and path != ""
-
-
-def higher_is_better(measure: str) -> bool:
-    """Return whether more of a recorded value is better."""
-    return any(measure == start or measure.startswith(f"{start}.") for start in _HIGHER)
 
 
 def value_of(history: History, measure: str) -> float | None:

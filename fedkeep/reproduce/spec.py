@@ -25,6 +25,7 @@ from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import merge, override
 from fedkeep.plots.runs import ALL_PLOTS
+from fedkeep.reproduce.claims import Claim
 from fedkeep.reproduce.extends import extend
 from fedkeep.reproduce.measures import get_measure
 from fedkeep.reproduce.recorded import Instruments, is_recorded
@@ -131,6 +132,7 @@ class Table(_Strict):
     paper: str
     measures: list[str]
     plots: list[str] = Field(default_factory=list)  # what a figure draws
+    claims: list[Claim] = Field(default_factory=list)  # what the paper says of a figure
     notes: list[str] = Field(default_factory=list)
     instruments: Instruments | None = None  # what is recorded during the runs
     setting: Change
@@ -166,6 +168,8 @@ class Table(_Strict):
             if one.extends is not None and self.extended is None:
                 message = f"{name}.extends = {one.extends!r}, but the table extends no other"
                 raise ConfigError(message, key=f"{name}.extends", value=one.extends)
+        for number, claim in enumerate(self.claims):
+            claim.check(f"claims[{number}]", self.measures, list(self.rows), list(self.columns))
         for name, column in self.columns.items():
             for row in column.explained:
                 _require_row(f"columns.{name}.explained", row, self.rows)
@@ -175,6 +179,11 @@ class Table(_Strict):
                     key = f"columns.{name}.paper.{row}"
                     require_choice(key, measure, self.measures, what=f"measure in {key}:", error=ConfigError)
         return self
+
+    @property
+    def paper_name(self) -> str:
+        """The short name of its paper: the folder of the file, such as fedntd."""
+        return self.name.rpartition("/")[0]
 
     @property
     def baseline(self) -> str:
@@ -269,6 +278,16 @@ def _read_extended(path: Path, name: Any) -> dict[str, Any]:
 def all_tables() -> Iterator[Table]:
     """Read all tables that come with fedkeep."""
     return map(load, names())
+
+
+def papers() -> list[str]:
+    """Return the short names of the papers, such as fedntd."""
+    return list(dict.fromkeys(name.rpartition("/")[0] for name in names()))
+
+
+def of_paper(paper: str) -> list[Table]:
+    """Read all tables of a paper."""
+    return [load(name) for name in names() if name.rpartition("/")[0] == paper.lower()]
 
 
 def _require_row(key: str, row: str, rows: dict[str, Row]) -> None:

@@ -58,7 +58,7 @@ def trial_experiment(
     table: Table, column: str, row: str, overrides: Sequence[str] = (), examples: int | None = None
 ) -> Experiment:
     """Return a cell's experiment on generated data of the size of its data set, or with fewer examples."""
-    experiment = table.experiment(column, row, 0, overrides=[f"rounds={ROUNDS}", *overrides])
+    experiment = table.experiment(column, row, 0, overrides=[f"rounds={ROUNDS}", "reductions=none", *overrides])
     name = named.canonical_name(str(experiment.data["source"]))
     if name not in generated.FORMS:
         raise ConfigError(

@@ -91,6 +91,22 @@ def test_invalid_input_ends_with_code_2_and_no_traceback(args: list[str], mentio
     assert "Traceback" not in done.stderr
 
 
+def test_a_message_names_the_file_and_the_key_that_the_user_wrote(tmp_path: Path) -> None:
+    start = 'method = "fedavg"\nmodel = "mlp"\nsplit = { kind = "iid", n_clients = 4 }\ntrain = { rounds = 1 }\n'
+    for name, data in {"alpha": "public_alpha = 0.1", "held": "held_out = 1e-4"}.items():
+        (tmp_path / f"{name}.toml").write_text(f'{start}data = {{ source = "digits", {data} }}\n')
+    for args, code, message in (
+        (["run", "alpha.toml"], 2, "alpha.toml: data.public_alpha needs data.public"),
+        (["partition", "alpha.toml"], 2, "alpha.toml: data.public_alpha needs"),
+        (["tune", "alpha.toml"], 2, "alpha.toml: data.public_alpha needs"),
+        (["run", "alpha.toml", "data.public_alpha=0.3"], 2, "data.public_alpha needs data.public"),
+        (["run", "held.toml", "lr=0.1"], 1, "held.toml: data.held_out = 0.0001"),
+    ):
+        done = fedkeep(*args, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+        assert done.stderr.startswith(f"fedkeep: {message}"), done.stderr
+
+
 def test_the_core_needs_only_torch_and_numpy() -> None:
     """Everything else is imported when it is used."""
     script = """

@@ -283,6 +283,15 @@ def test_a_plot_without_data_is_skipped_with_a_warning(tmp_path: Path, caplog: p
     assert {"accuracy.svg", "split.svg"} <= {p.name for p in drawn}
     skipped = [record for record in caplog.records if "eval_local_every=1" in record.getMessage()]
     assert [record.args[0] for record in skipped] == ["where", "local", "anatomy"]
+    caplog.clear()
+    nothing = tmp_path / "nothing"
+    mentions = ["losses: ", "--instruments losses", "tsne: ", "accuracy, classes"]
+    with raises(FedkeepError, key="only", value=["losses", "tsne"], mentions=mentions) as error:
+        plots.plot([tmp_path / "sparse"], nothing, only=["losses", "tsne"])
+    assert {"accuracy", "split"} <= set(error.value.valid)
+    assert not {"losses", "tsne", "where"} & set(error.value.valid)
+    assert not nothing.exists()
+    assert not caplog.records
 
 
 def test_invalid_plot_options_raise(folder: Path, tmp_path: Path) -> None:
@@ -311,6 +320,9 @@ def test_the_plot_and_analyse_commands(folder: Path, tmp_path: Path, inside) -> 
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     _, shown, _ = inside("plot", str(folder), "-o", "p", "--format", "png", "--only", "accuracy", "--json")
     assert json.loads(shown) == [str(Path("p") / "accuracy.png")]
+    code, shown, errors = inside("plot", str(folder), "-o", "none", "--only", "reduced")
+    assert (code, shown) == (2, "")
+    assert "reduced" in errors
     one = str(folder / "fedntd-1")
     done = fedkeep("analyse", one, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

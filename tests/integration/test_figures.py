@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from fedkeep.cli.app import app
 from fedkeep.data import from_arrays, partition
+from fedkeep.plots import features
+from fedkeep.plots.style import plot_style
 from fedkeep.reproduce import spec
 
 LAST = ("18", "19", "19-iid")
@@ -40,7 +42,10 @@ def test_every_cell_is_a_valid_experiment(name: str) -> None:
 def test_two_rounds_end_in_pictures(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     table = spec.load(name)
-    args = [name, "--quick", "--methods", list(table.rows)[-1], "--seeds", "1", "train.rounds=2", "train.epochs=1"]
+    row = list(table.rows)[-1]
+    reductions = table.experiment(table.quick.column, row, 0, quick=True).train.reductions or ()
+    rounds = max([2, *(one.round for one in reductions)])
+    args = [name, "--quick", "--methods", row, "--seeds", "1", f"train.rounds={rounds}", "train.epochs=1"]
     done = CliRunner().invoke(app, ["reproduce", *args, "--runs", str(tmp_path), "--plots", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output
     drawn = {path.name for path in (tmp_path / "plots").iterdir()}
@@ -48,6 +53,41 @@ def test_two_rounds_end_in_pictures(name: str, tmp_path: Path) -> None:
     expected = {f"{start}-{column}-{plot}.png" for plot in table.plots if plot != "against"}
     expected |= {f"{start}-against-{measure}.png" for measure in table.measures if "against" in table.plots}
     assert drawn == expected
+
+
+def test_a_tsne_picture_can_be_read() -> None:
+    """The quick pictures have enough points; all have a legend of classes, and few points are drawn larger."""
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    tables = [spec.load(name) for name in FIGURES]
+    samples = [one.options["samples"] for table in tables if (one := table.recorded(quick=True)) and "tsne" in one.what]
+    assert len(samples) == 3
+    assert min(samples) >= 80
+    rng = np.random.default_rng(0)
+    for number in (8, 400):
+        y = [0, 1, 2, 3] * (number // 4)
+        points = rng.standard_normal((3, number, 2)).tolist()
+        result = {"models": ["before", "client 5", "after"], "y": y, "points": points}
+        with plot_style():
+            fig = features.by_class_and_model([("FedAvg", result), ("FedNTD", result)])
+        left, right = fig.axes[:2]
+        assert [text.get_text() for text in fig.legends[0].get_texts()] == ["0", "1", "2", "3"]
+        names = [text.get_text() for text in right.get_legend().get_texts()]
+        assert names == ["global before", "client 5", "global after"]
+        drawn = np.concatenate(points)
+        for text, size in zip(left.texts, (one.get_sizes()[0] for one in left.collections), strict=True):
+            assert np.abs(drawn - text.xy).sum(1).min() == 0, "the number of a class is at one of its points"
+            assert size == (16 if number == 8 else 4)
+
+
+def test_pictures_of_no_runs_end_with_code_2(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    (tmp_path / "runs").mkdir()
+    args = ["reproduce", "fedntd/figure-10", "--show", "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, [*args, "--plots", str(tmp_path / "plots")])
+    assert done.exit_code == 2, done.output
+    assert f"nothing was drawn into {tmp_path / 'plots'}" in done.output
+    assert not (tmp_path / "plots").exists()
+    assert CliRunner().invoke(app, args).exit_code == 0, "without --plots, a figure is shown as a table"
 
 
 def test_fedkas_figure_3_reduces_a_non_dominant_and_a_dominant_class() -> None:

@@ -19,7 +19,9 @@ from fedkeep import tree
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.instruments import local_training
 from fedkeep.instruments.every import append_result
+from fedkeep.instruments.headings import HEADINGS
 from fedkeep.instruments.next_round import with_split
+from fedkeep.reproduce.recorded import find_value
 from fedkeep.runs.reading import read_instruments
 
 NAN = float("nan")
@@ -423,6 +425,8 @@ def test_analyse_does_not_modify_the_run_folder(problem: Problem, run: Path) -> 
     analysis = ins.analyse(run, "all", ins.Options(samples=8, steps=3), **parts)
     assert analysis["round"] == 4
     assert set(ins.STUDIES) <= set(analysis)
+    named = [name.replace("*", "last") for name in HEADINGS]
+    assert [name for name in named if find_value(analysis, name) is None] == [], "a heading of no value"
     assert np.shape(analysis["surface"]["losses"]) == (3, 3)
     assert analysis["surface"]["losses"][1][1] == pytest.approx(analysis["surface"]["loss"])
     assert np.shape(analysis["tsne"]["points"]) == (6, 8, 2)

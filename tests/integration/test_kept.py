@@ -293,6 +293,81 @@ def test_a_figure_printed_again_is_counted_once(runs: Path, tmp_path: Path) -> N
     assert entry.verdict == "baseline", "with another baseline a figure is not the same comparison"
 
 
+CLAIMS = """
+format = 1
+extends = "table-0"
+title = "A picture"
+paper = "Nobody, nowhere, figure 1"
+measures = ["final", "forgetting"]
+plots = ["accuracy"]
+quick.column = "two"
+claims = [
+    { claim = "Up", of = "final", better = "equal", than = ["worse", "fedavg", "once", "fednew"], columns = ["two"] },
+    { claim = "Down", of = "final", better = "worse", than = ["better", "noisy"], columns = ["two"] },
+    { claim = "Less", of = "forgetting", better = "worse", than = ["fedavg"], explained = "[why](page.md)" },
+    { claim = "Easy", of = "final", row = "fedavg", better = "iid", than = ["two"] },
+]
+[columns.two]
+extends = "two"
+label = "Two shards"
+[columns.iid]
+extends = "iid"
+label = "Independent"
+"""
+
+
+def test_claims_of_a_figure(runs: Path, tmp_path: Path) -> None:
+    """Only the sign is known of the paper; a gap to the baseline that the extended table prints is repeated."""
+    (tmp_path / "figure-1.toml").write_text(CLAIMS)
+    found = ledger.read([spec.read(tmp_path / "figure-1.toml", "small/figure-1")], runs)
+    assert found.entries == []
+    verdicts = {(entry.claim.claim, entry.better, entry.than): (entry.verdict, entry.reason) for entry in found.claims}
+    assert verdicts == {
+        ("Up", "Equal, two", "Worse, two"): ("agrees", ""),
+        ("Up", "Equal, two", "FedAvg, two"): ("repeated", "small/table-0, two"),
+        ("Up", "Equal, two", "Once, two"): ("one seed", ""),
+        ("Up", "Equal, two", "FedNew, two"): ("not run", "not in fedkeep yet"),
+        ("Down", "Worse, two", "Better, two"): ("disagrees", "unexplained"),
+        ("Down", "Worse, two", "Noisy, two"): ("within noise here", ""),
+        ("Less", "Worse, two", "FedAvg, two"): ("disagrees", "[why](page.md)"),
+        ("Less", "Worse, iid", "FedAvg, iid"): ("not run", ""),
+        ("Easy", "FedAvg, Independent", "FedAvg, Two shards"): ("not run", ""),
+    }
+    assert found.claims[0].gap == pytest.approx(30)
+    assert found.claims[0].seeds == 2
+    (runs / "small").rename(runs / tmp_path.name)
+    command = ["reproduce", str(tmp_path / "figure-1.toml"), "--ledger", "--runs", str(runs)]
+    text = CliRunner().invoke(app, command, env={"COLUMNS": "80"}).stdout
+    assert "1 agrees, 2 disagrees, 1 within noise here, 1 one seed, 3 not run, 1 repeated" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Up: 1 not run (not in fedkeep yet), 1 repeated" in text
+    markdown = CliRunner().invoke(app, [*command, "--markdown"]).stdout
+    assert "| Worse, two | Better, two | final % | 2 | -15.00 | disagrees: unexplained |" in markdown
+    assert "- Easy: not run" in markdown
+    data = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert [claim["verdict"] for claim in data["claims"]] == [verdict for verdict, _ in verdicts.values()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "value"),
+    [
+        ('of = "forgetting"', 'of = "best"', "claims[2].of", "best"),
+        ('better = "equal"', 'better = "eqal"', "claims[0]", "eqal"),
+        ('"noisy"], columns = ["two"]', '"noisy"], columns = ["too"]', "claims[1].columns", "too"),
+        ('row = "fedavg"', 'row = "fedavgg"', "claims[3].row", "fedavgg"),
+        ('than = ["two"]', 'than = ["three"]', "claims[3]", "three"),
+        ('row = "fedavg"', 'row = "fedavg", columns = ["two"]', "claims[3].columns", ["two"]),
+    ],
+)
+def test_a_claim_must_name_what_the_table_has(
+    table: spec.Table, tmp_path: Path, old: str, new: str, key: str, value: object
+) -> None:
+    assert CLAIMS.count(old) == 1
+    (tmp_path / "figure-1.toml").write_text(CLAIMS.replace(old, new))
+    with raises(ConfigError, key=key, value=value):
+        spec.read(tmp_path / "figure-1.toml", "small/figure-1")
+
+
 def test_an_explanation_must_name_a_row(tmp_path: Path) -> None:
     (tmp_path / "table-0.toml").write_text(TABLE.replace("explained.worse", "explained.worst"))
     with raises(ConfigError, key="columns.two.explained", value="worst", valid=["worse"]):

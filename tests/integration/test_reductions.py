@@ -154,6 +154,16 @@ def test_reductions_of_an_unknown_client_or_class_raise(problem: Problem, change
         problem.simulation(fk.methods.FedAvg())
 
 
+def test_a_reduction_after_the_last_round_is_refused(problem: Problem) -> None:
+    problem.settings.update(rounds=1, reductions=[LESS])
+    with raises(FedkeepError, key="reductions.round", value=2, mentions=["rounds = 1"]):
+        fk.simulate(fk.methods.FedAvg(), problem.model, problem.data, problem.clients, **problem.settings)
+    tables = {**TABLES, "train": {**TABLES["train"], "rounds": 1}}
+    with raises(ConfigError, key="train.reductions.round", value=2, mentions=["train.rounds = 1"]):
+        Experiment.from_dict(tables)
+    assert Experiment.from_dict({**tables, "made_by": {}}).train.rounds == 1, "an existing run is read as it is"
+
+
 def test_a_federation_refuses_reductions() -> None:
     pytest.importorskip("flwr")
     from fedkeep.flower.messages import resolve_settings

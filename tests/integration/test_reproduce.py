@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import os
@@ -16,11 +17,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from support.cli import fedkeep
 from support.errors import ANY, raises
 from support.progress import Silent
 from typer.testing import CliRunner
 
+from fedkeep.cli import table_listing
 from fedkeep.cli.app import app
 from fedkeep.cli.paper_tables import row_cells
 from fedkeep.data import partition
@@ -29,6 +32,7 @@ from fedkeep.experiments import jobs
 from fedkeep.reproduce import against_paper, spec
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.measures import MEASURES, NEVER, get_measure
+from fedkeep.reproduce.recorded import is_recorded
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
 
@@ -431,6 +435,20 @@ def test_measures() -> None:
     assert MEASURES["final"].combine_seeds([1, 2, 6]) == 3
 
 
+def test_values_of_instruments_have_headings_of_their_own() -> None:
+    recorded = {name for table in spec.all_tables() for name in table.measures if is_recorded(name)}
+    heads = {name: get_measure(name).head for name in recorded}
+    assert {name: head for name, head in heads.items() if ":" in head or "_" in head or "." in head} == {}
+    assert heads["divergence.weight_divergence"] == "weight divergence (L1)"
+    assert heads["alignment.layers.first.after"] == "alignment, first layer, global"
+    accuracy, one = get_measure("where.clients"), history([0.5])
+    one.instruments = [{"where": {"clients": [[0.25, 0.75], [1.0, None]]}}]
+    assert (accuracy.head, accuracy.higher_is_better) == ("local accuracy %", True)
+    assert accuracy.from_history(one, None, None) == pytest.approx(75), "as per cent, like other accuracies"
+    assert get_measure("losses.after").higher_is_better is False
+    assert get_measure("neurons.preferences").head == "neurons: preferences"
+
+
 def comparison(
     measure: str, ours, theirs, diverged: int = 0, spread: float | None = None
 ) -> against_paper.MeasureComparison:
@@ -722,14 +740,39 @@ def test_several_processes_per_run_and_several_jobs_exclude_each_other(tmp_path:
 # The command
 
 
-def test_the_listing_shows_tables_columns_and_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_has_a_line_per_table_and_fits_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "something").touch()
+    code, out = run("--runs", str(tmp_path))
+    assert code == 0
+    lines = out.splitlines()
+    assert len(lines) <= 80
+    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("  ")}
+    assert [name for name in shown if name != "table"] == spec.names()
+    assert shown["fedntd/table-1"] == f"378 200 {spec.load('fedntd/table-1').title}"
+    assert shown["fedka/table-1"].startswith("63 20-100 ")
+    assert [line.split()[0] for line in lines if line.split()[0] in spec.papers()] == spec.papers()
+    [missing] = [line for line in lines if "tiny_imagenet" in line]
+    assert "cifar100" in missing
+    assert "cifar10," not in missing
+    console = Console(force_terminal=True, file=io.StringIO(), width=60)
+    tables = [spec.load(f"fedntd/{name}") for name in ("figure-8", "table-1", "table-2")]
+    table_listing.print_overview(console, tables, Path(__file__).parents[2] / "results")
+    kept = {line.split()[0]: line for line in console.file.getvalue().splitlines()}
+    assert " 96 of 378 " in kept["fedntd/table-1"]
+    assert " 6 of 6 " in kept["fedntd/figure-8"], "runs of another table that serve this one"
+    assert " 18 " in kept["fedntd/table-2"]
+    assert kept["fedntd/table-1"].rstrip().endswith("…"), "a terminal shows one line"
+
+
+def test_a_paper_is_listed_with_columns_and_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "something").touch()
     (tmp_path / "cifar100").mkdir()
-    code, out = run()
-    assert code == 0
-    for name in TABLES:
+    out = "".join(run(paper)[1] for paper in spec.papers())
+    for name in spec.names():
         assert name in out
     lines = [line.split("  ") for line in out.splitlines() if line.strip().startswith(("cifar10-", "cifar100-"))]
     columns = [name for table in spec.all_tables() for name in table.columns]
@@ -740,6 +783,12 @@ def test_the_listing_shows_tables_columns_and_missing_data(tmp_path: Path, monke
     assert "(FedReg)" in out
     listed = json.loads(run("--json")[1])
     assert [table["name"] for table in listed] == spec.names()
+    assert {table["name"].partition("/")[0] for table in json.loads(run("FedKA", "--json")[1])} == {"fedka"}
+    for options in (["--quick"], ["fedntd", "--seeds", "1"], ["--markdown"], ["fedntd", "rounds=2"], ["--generated"]):
+        with raises(FedkeepError, key="table", mentions=["fedkeep reproduce"]):
+            run(*options)
+    ledger = json.loads(run("fedssd", "--ledger", "--runs", str(tmp_path), "--json")[1])
+    assert {figure["table"].partition("/")[0] for figure in ledger["figures"]} == {"fedssd"}
 
 
 @pytest.mark.parametrize("name", MAIN_TABLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -9,18 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from support.errors import ANY, raises
 from support.progress import Silent
 from typer.testing import CliRunner
 
 from fedkeep import tree
 from fedkeep.cli.app import app
+from fedkeep.cli.progress import ProgressBar
 from fedkeep.data import load
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment, read
 from fedkeep.experiments.run import run
-from fedkeep.experiments.tune import Choices, Range, draw_tries, parse_space, stages, tune
+from fedkeep.experiments.tune import Choices, Range, draw_tries, most_rounds, parse_space, stages, tune
 from fedkeep.runs.reading import load_run
 
 DIGITS = read(Path("digits"))
@@ -29,11 +32,12 @@ SMALL = ["rounds=9", "epochs=1", "participation=2"]
 
 def search(folder: Path, method: str = "fedntd", number: int = 9, extra: Any = (), **options: Any) -> Any:
     tries = draw_tries(DIGITS, [*SMALL, *extra], method, number, 1, options.pop("space", {}))
-    return tune({method: tries}, 9, folder, 1, Silent(), **options)[method]
+    return tune({method: tries}, 9, folder, 1, options.pop("progress", Silent()), **options)[method]
 
 
 def test_the_best_continue_and_the_experiment_as_it_is_is_compared_with_them(tmp_path: Path) -> None:
-    found = search(tmp_path)
+    bar = ProgressBar(Console(file=io.StringIO()), most_rounds({"": draw_tries(DIGITS, SMALL, "fedntd", 9, 1, {})}, 9))
+    found = search(tmp_path, progress=bar)
     rounds = {tried.try_.number: len(load_run(tmp_path / tried.try_.folder(0)).records) - 1 for tried in found}
     assert rounds[0] == 9, "the experiment as it is runs to the end"
     others = [number for name, number in rounds.items() if name != 0]
@@ -41,6 +45,9 @@ def test_the_best_continue_and_the_experiment_as_it_is_is_compared_with_them(tmp
     assert sum(number >= 3 for number in others) in (2, 3)
     assert set(others) <= {1, 3, 9}
     assert [tried.round for tried in found] == sorted((tried.round for tried in found), reverse=True)
+    stopped = {1: (1,), 3: (1, 3), 9: (1, 3, 9)}  # a run is counted from its start in every stage
+    assert bar.progress.tasks[0].completed == sum(sum(stopped[number]) for number in rounds.values())
+    assert bar.progress.tasks[0].completed <= bar.progress.tasks[0].total == 9 + 4 * 3 + 2 * 9
     last = [tried for tried in found if tried.round == 9]
     assert found[0].score == max(tried.score for tried in last)
     for tried in found:

@@ -12,6 +12,7 @@ import numpy as np
 from fedkeep._util.text import did_you_mean
 from fedkeep._util.validate import require_bool
 from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.public_options import check_public_options
 from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, tables
 from fedkeep.data.sources.common import Missing, Options, Raw, errors_named, hold_out, to_path
 from fedkeep.errors import DataError
@@ -72,9 +73,9 @@ def load(
     (10, 1438, 359)
     """
     name = source if isinstance(source, str | Path) else "source"
-    if public is not None and public_ids is not None:
-        raise DataError("give public or public_ids, not both", key="public_ids", value=public_ids)
     require_bool("public_only", public_only, DataError)
+    of_public_set = {"public": public, "public_ids": public_ids}
+    check_public_options({**of_public_set, "public_alpha": public_alpha, "public_only": public_only})
     with errors_named(name):
         data = _load(source, root, n_classes, mean, std, options)
         data = data if held_out is None else data.with_held_out_test(held_out)
@@ -124,8 +125,6 @@ def _with_public(
         return data.with_public(public_ids, validation, seed, by_id=True, alpha=alpha)
     if public is not None:
         return data.with_public(public, validation, seed, alpha=alpha)
-    if alpha is not None:
-        raise DataError("public_alpha needs a public set, such as public=0.03", key="public_alpha", value=alpha)
     return data
 
 

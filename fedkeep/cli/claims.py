@@ -1,0 +1,101 @@
+"""Output of `fedkeep reproduce --ledger`: the claims of the papers' figures with our gaps and a verdict."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from fedkeep.cli.ledger import STYLES, grid, json_gap, markdown_table
+from fedkeep.cli.paper_tables import format_gap
+from fedkeep.reproduce.ledger import NOT_RUN, REPEATED, VERDICTS, ClaimEntry
+
+_HEADINGS = ["better", "than", "measure", "seeds", "better by, here", "verdict"]
+_NARROW = ["better", "than", "seeds", "by, here", "verdict"]
+
+
+def print_claims(console: Console, claims: Sequence[ClaimEntry], without: Sequence[str]) -> None:
+    """Print the claims that were judged as tables, the others as lines."""
+    if claims or without:
+        console.print(Text("\nFigures", style="bold") + Text(f"  {_counts(claims)}", style="not bold"))
+    for name, entries in _by_figure(claims):
+        console.print(Text(name, style="bold"))
+        for text, some in _by_claim(_judged(entries)):
+            console.print(Padding(Text(f"{text}, by {some[0].measure.head}", style="italic"), (0, 0, 0, 1)))
+            rows = [[Text(cell, style=STYLES.get(e.verdict, "")) for cell in _cells(e)] for e in some]
+            console.print(Padding(grid(_NARROW, [[*row[:2], *row[3:]] for row in rows], text_last=True), (0, 0, 0, 2)))
+        for text in _not_judged(entries):
+            console.print(Padding(Text(text, style="dim"), (0, 0, 0, 1)))
+    if without:
+        console.print(Padding(Text(_without_claim(without), style="dim"), (0, 0, 0, 0)))
+
+
+def format_markdown(claims: Sequence[ClaimEntry], without: Sequence[str]) -> str:
+    """Format the claims as Markdown."""
+    out = ["## Figures", "", f"{_counts(claims)}."]
+    for name, entries in _by_figure(claims):
+        out += ["", f"### {name}: {entries[0].table.title}", "", f"{entries[0].table.paper}.", ""]
+        for text, some in _by_claim(_judged(entries)):
+            out += [f"{text}:", "", *markdown_table(_HEADINGS, [_cells(entry) for entry in some]), ""]
+        out += [f"- {text}" for text in _not_judged(entries)]
+        if out[-1] == "":
+            out.pop()
+    return "\n".join([*out, *(["", f"{_without_claim(without)}."] if without else [])])
+
+
+def as_data(claims: Sequence[ClaimEntry]) -> list[dict[str, Any]]:
+    """Return the claims as JSON data."""
+    return [
+        {"table": e.table.name, "claim": e.claim.claim, "measure": e.claim.of, "better": e.better, "than": e.than}
+        | {"seeds": e.seeds, "gap": json_gap(e.gap), "verdict": e.verdict, "reason": e.reason}
+        for e in claims
+    ]
+
+
+def _counts(claims: Sequence[ClaimEntry]) -> str:
+    counts = Counter(entry.verdict for entry in claims)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+    return f"Comparisons that the papers' texts make: {', '.join(parts) or 'none'}"
+
+
+def _by_figure(claims: Sequence[ClaimEntry]) -> Iterator[tuple[str, list[ClaimEntry]]]:
+    for name, entries in itertools.groupby(claims, key=lambda entry: entry.table.name):
+        yield name, list(entries)
+
+
+def _by_claim(entries: Sequence[ClaimEntry]) -> Iterator[tuple[str, list[ClaimEntry]]]:
+    for text, some in itertools.groupby(entries, key=lambda entry: entry.claim.claim):
+        yield text, list(some)
+
+
+def _judged(entries: Sequence[ClaimEntry]) -> list[ClaimEntry]:
+    return [entry for entry in entries if entry.verdict not in (NOT_RUN, REPEATED)]
+
+
+def _not_judged(entries: Sequence[ClaimEntry]) -> list[str]:
+    """Return one text per claim with comparisons that were not run or are repeated: how many, and the reasons."""
+    out = []
+    for claim, some in _by_claim(entries):
+        parts = []
+        for verdict in (NOT_RUN, REPEATED):
+            found = [entry for entry in some if entry.verdict == verdict]
+            reasons = list(dict.fromkeys(entry.reason for entry in found if entry.reason))
+            number = "" if len(found) == len(some) else f"{len(found)} "
+            parts += [f"{number}{verdict}" + (f" ({'; '.join(reasons)})" if reasons else "")] if found else []
+        out += [f"{claim}: {', '.join(parts)}"] if parts else []
+    return out
+
+
+def _without_claim(names: Sequence[str]) -> str:
+    return f"Without a claim that a measure here can decide: {', '.join(names)}"
+
+
+def _cells(entry: ClaimEntry) -> list[str]:
+    gap = format_gap(entry.gap, entry.measure.digits)
+    verdict = entry.verdict + (f": {entry.reason}" if entry.reason else "")
+    return [entry.better, entry.than, entry.measure.head, str(entry.seeds), gap, verdict]
