@@ -17,7 +17,7 @@ from support.processes import count_lines, handles, processes_of, running_fedkee
 from support.runs import assert_same_run, run_small, small_experiment
 
 import fedkeep as fk
-from fedkeep._util.signals import delayed
+from fedkeep._util.signals import EndOnce, delayed
 from fedkeep.cli import signals
 from fedkeep.cli.app import main
 from fedkeep.engine.simulate import make_simulation, start
@@ -172,6 +172,31 @@ def test_delayed_signals_wait_for_the_end_of_the_block() -> None:
     assert steps == [0, 0], "the block goes on after the first signal, not after the second"
     assert signal.getsignal(signal.SIGINT) is before
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_worker_completes_its_round_whatever_the_number_of_signals(tmp_path: Path) -> None:
+    """The death of its parent is reported to it twice, and a closed terminal by a signal of its own."""
+    handler = EndOnce()
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    simulation = make_simulation(build(small_experiment("scaffold", rounds=5)))
+    aggregate = simulation._aggregate
+
+    def interrupted(*args: Any) -> Any:
+        result = aggregate(*args)
+        if simulation.round == 2:
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+                signal.raise_signal(number)
+        return result
+
+    simulation._aggregate = interrupted  # type: ignore[method-assign]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            start(simulation, tmp_path, {**small_experiment("scaffold", rounds=5).to_dict(), "checkpoint_every": 1000})
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert saved_round(tmp_path) == 3
 
 
 def test_simulate_installs_no_handlers(tmp_path: Path) -> None:
