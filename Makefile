@@ -26,11 +26,14 @@ RUNS   ?= runs/reproduce
 KEEP   ?= runs/kept
 BIN    := $(VENV)/bin
 COMMA  := ,
+# each of two workers takes half of the tests in their order, so that what tests share is made once; then the rest of
+# the other's
+PYTEST_2 := -m pytest -n 2 --dist worksteal
 # sys.monitoring, where Python has it, is the cheaper way to measure coverage
 COVERAGE_CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup demo quick test lint types unit coverage package test-kernels test-federation fuzz bench bench-flower reproduce format clean
+.PHONY: help setup demo quick test lint types unit coverage package triton test-kernels test-federation fuzz bench bench-flower reproduce format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -47,10 +50,11 @@ demo: setup
 	$(BIN)/fedkeep demo
 
 quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --methods $(QUICK_METHODS) tests/unit tests/contract
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST_2) --methods $(QUICK_METHODS) tests/unit tests/contract
 
-# the package is built and installed by one worker while the other runs tests
-test: lint types
+# Triton is installed while mypy runs; the package is built and installed by one worker while the other runs tests
+test: setup
+	$(MAKE) -j 2 lint types triton
 	$(MAKE) unit MARKERS='not federation'
 	$(MAKE) test-kernels
 
@@ -62,7 +66,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	OMP_NUM_THREADS=1 $(if $(COVERAGE),COVERAGE_CORE=$(COVERAGE_CORE)) $(BIN)/python -m pytest -n 2 -m '$(MARKERS)' $(if $(COVERAGE),--cov --cov-report=)
+	OMP_NUM_THREADS=1 $(if $(COVERAGE),COVERAGE_CORE=$(COVERAGE_CORE)) $(BIN)/python $(PYTEST_2) -m '$(MARKERS)' $(if $(COVERAGE),--cov --cov-report=)
 	$(if $(COVERAGE),$(BIN)/coverage report --sort=cover | sed -n -e 1$(COMMA)12p -e '$$p')
 
 coverage:
@@ -77,11 +81,13 @@ package: setup
 	$(PIP_INSTALL) --no-deps --target .triton triton==$(TRITON)
 	touch $@
 
-test-kernels: setup
+triton: setup
 	@$(MAKE) --no-print-directory .triton/$(TRITON).ready || \
 	echo "test-kernels: SKIPPED, because Triton $(TRITON) could not be installed (the reason is above)"
+
+test-kernels: triton
 	@if [ -e .triton/$(TRITON).ready ]; then set -x; \
-	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/gpu/test_kernels_interpreted.py; fi
+	PYTHONPATH=.triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST_2) tests/gpu/test_kernels_interpreted.py; fi
 
 test-federation: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m federation --durations=0 tests/federation/test_federation.py

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedkeep._util.signals import NUMBERS
+from fedkeep._util.signals import NUMBERS, EndOnce
 from fedkeep._util.text import one_line
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import FedkeepError, RunFailed
@@ -182,14 +182,7 @@ def _run(
 
 def _end_with_parent() -> None:
     """End this process, saving its run, on SIGTERM, SIGHUP and when its parent dies. Ctrl-C is left to the parent."""
-    is_ending = False
-
-    def on_signal(number: int, frame: Any) -> None:
-        nonlocal is_ending
-        if not is_ending:  # a group of processes gets a signal at once, and then the parent's
-            is_ending = True
-            sys.exit(128 + number)
-
+    on_signal = EndOnce()  # a group of processes gets a signal at once, and then the parent's and that of its death
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

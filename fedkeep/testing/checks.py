@@ -19,6 +19,7 @@ from fedkeep.bounds import broken_bound
 from fedkeep.data.augment import Augment
 from fedkeep.engine import robust
 from fedkeep.engine.loop import Loop
+from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
@@ -31,6 +32,12 @@ from fedkeep.testing.uploads import received_uploads, upload_names
 from fedkeep.tree import Tree
 
 CHANGED = 1e-6  # smallest relative difference that counts as another result
+_FEDAVG = FedAvg()
+
+
+def _trained(problem: Problem, method: FedAvg, **changes: Any) -> Simulation:
+    """Return a finished run in the loop engine. Checks share it: each may only read it."""
+    return problem.finished(method, **{**changes, "engine": "loop", "eval_local_every": 1})
 
 
 def check_method(method: FedAvg, only: Iterable[str] | None = None) -> None:
@@ -81,16 +88,12 @@ def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) 
 
 @check
 def _trees_keep_their_shapes(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    sim = problem.simulation(method, participation=1.0)
-
-    def shapes() -> Any:
-        return tree.spec({"server": sim.server, "shared": method.broadcast(sim.server)})
-
-    before, state = shapes(), method.init_client(sim.task, sim.params)
-    sim.step(), sim.step()
-    expect.true(shapes() == before, "the server's tree or broadcast changed names, shapes or dtypes")
+    new, sim = problem.simulation(method), _trained(problem, method, participation=1.0, rounds=2)
+    before, after = (tree.spec({"server": s.server, "shared": method.broadcast(s.server)}) for s in (new, sim))
+    expect.true(before == after, "the server's tree or broadcast changed names, shapes or dtypes")
+    state = tree.spec(method.init_client(new.task, new.params))
     for k in sim.state.clients:
-        same = tree.spec(state) == tree.spec(sim.state.clients[k])
+        same = state == tree.spec(sim.state.clients[k])
         expect.true(same, "a client's state changed names, shapes or dtypes")
 
 
@@ -105,9 +108,8 @@ def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -
 
 
 def _stacked_equals_loop(method: FedAvg, problem: Problem, expect: Expect, **changes: Any) -> None:
-    changes = {"eval_local_every": 1, **changes}
-    loop = problem.run(method, engine="loop", **{**changes, "at_once": None})
-    stacked = problem.run(method, engine="stacked", **changes)
+    loop = _trained(problem, method, **{**changes, "at_once": None})
+    stacked = problem.run(method, engine="stacked", **{"eval_local_every": 1, **changes})
     expect.same(loop.server, stacked.server, "the server's trees differ between loop and stacked engine")
     a, b = loop.state.clients, stacked.state.clients
     expect.true(set(a) == set(b), "loop and stacked engine store states of different clients")
@@ -146,7 +148,7 @@ def _finished_clients_stay_unchanged(method: FedAvg, problem: Problem, expect: E
 
 @check
 def _bytes_change_nothing(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    direct, sent = problem.run(method), problem.run(method, wire=True)
+    direct, sent = _trained(problem, method), problem.run(method, wire=True)
     expect.same(direct.server, sent.server, "messages sent as bytes give another result", tolerance=0)
     for k in direct.state.clients:
         what = f"the state of client {k} is another after it was sent as bytes"
@@ -155,7 +157,7 @@ def _bytes_change_nothing(method: FedAvg, problem: Problem, expect: Expect) -> N
 
 @check
 def _runs_are_reproducible(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    first, second = problem.run(method), problem.run(method)
+    first, second = _trained(problem, method), problem.run(method)
     expect.same(first.server, second.server, "a second run differs", tolerance=0)
 
 
@@ -195,16 +197,14 @@ def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Exp
 @check
 def _fedavg_value_gives_fedavg(method: FedAvg, problem: Problem, expect: Expect) -> None:
     values = {f: h.fedavg_at for f, h in method.hyperparameters().items() if h.fedavg_at is not None}
-    reference = problem.run(FedAvg()).params if values else {}
     for field, value in values.items():
         params = problem.run(dataclasses.replace(method, **{field: value})).params
-        what = f"at {field} = {value!r} it is not FedAvg"
-        expect.same(reference, params, what)
+        expect.same(_trained(problem, _FEDAVG).params, params, f"at {field} = {value!r} it is not FedAvg")
 
 
 @check
 def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    trained: dict[str, Tree] = {}  # most hyperparameters are compared with the same method
+    trained = {repr(method): _trained(problem, method).params}  # most hyperparameters are compared with it
 
     def weights(of: FedAvg) -> Tree:
         if repr(of) not in trained:
@@ -222,7 +222,7 @@ def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect
 def _default_differs_from_fedavg(method: FedAvg, problem: Problem, expect: Expect) -> None:
     trains = [hook for hook in (*HOOKS, *method.passes) if hook not in ("personal_params", "init_client")]
     if any(method.uses(hook) for hook in trains if hasattr(FedAvg, hook)):
-        changed = difference(problem.run(FedAvg()).params, problem.run(method).params) > CHANGED
+        changed = difference(_trained(problem, _FEDAVG).params, _trained(problem, method).params) > CHANGED
         expect.true(changed, "with its defaults it trains exactly as FedAvg does")
 
 
@@ -231,7 +231,7 @@ def _default_differs_from_fedavg(method: FedAvg, problem: Problem, expect: Expec
 
 @check
 def _client_states_are_separate(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    sim = problem.run(method, participation=1.0, rounds=2)
+    sim = _trained(problem, method, participation=1.0, rounds=2)
     states = sim.state.clients
     if not len(states):
         return
@@ -246,7 +246,7 @@ def _client_states_are_separate(method: FedAvg, problem: Problem, expect: Expect
 @check
 def _checkpoints_hold_all_state(method: FedAvg, problem: Problem, expect: Expect) -> None:
     """Two rounds, through files into new objects, one more round: bit for bit the uninterrupted run."""
-    whole = problem.run(method)
+    whole = _trained(problem, method)
     with tempfile.TemporaryDirectory() as path:
         with RunFolder.create(Path(path), {"checkpoint_every": 1}) as folder:
             problem.simulation(method, rounds=2).attach(folder).run()
@@ -317,7 +317,7 @@ def _hard_clients_are_trained(method: FedAvg, problem: Problem, expect: Expect) 
 
 @check
 def _personal_params_are_usable(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    sim = problem.run(method)
+    sim = _trained(problem, method)
     visited = next(iter(sorted(sim.state.clients)), 0)
     new = next((k for k in range(len(problem.clients)) if k not in sim.state.clients), 0)
     for client in (visited, new):

@@ -17,7 +17,8 @@ def received_uploads(method: FedAvg, problem: Problem, **changes: Any) -> Iterat
     sim = problem.simulation(method, **changes)
     settings = sim.settings
     for number in range(1, settings.rounds + 1):
-        server, uploads = sim.server, sim.train_round(keep_models=True).clients["upload"]
+        server, result = sim.server, sim.train_round(number, keep_models=True)
+        uploads = result.clients["upload"]
         for k in range(len(tree.leaves(uploads)[0])):
             yield (
                 sim,
@@ -33,9 +34,10 @@ def received_uploads(method: FedAvg, problem: Problem, **changes: Any) -> Iterat
                     drop_last=settings.drop_last,
                 ),
             )
-        sim.step()
+        sim.apply(result)
 
 
 def upload_names(method: FedAvg, problem: Problem) -> set[str]:
     """Return the names of the entries that a client uploads."""
-    return set(next(received_uploads(method, problem))[1].upload)
+    sim = problem.simulation(method)
+    return set(sim.engine.train(method.broadcast(sim.server), [sim.job(5, 1)], 0.1).upload)

@@ -71,7 +71,7 @@ class Browser:
     def press(self, *keys: str) -> None:
         self.driver.switch_to.active_element.send_keys(*keys)
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 20) -> Any:
+    def wait(self, condition: Callable[[], Any], seconds: float = 120) -> Any:
         end = time.monotonic() + seconds
         while not (result := condition()):
             assert time.monotonic() < end, "the condition was not met in time"

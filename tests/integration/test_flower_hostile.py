@@ -48,16 +48,22 @@ def without_client(problem: Problem, client: int) -> Problem:
 # A reply that cannot be read is its node's failure and no more
 
 
+@pytest.fixture(scope="module")
+def two_honest(three: Problem) -> Tree:
+    """The server's tree after two rounds of FedAvg with the first two of the three clients."""
+    settings = {**three.settings, "participation": 2, "rounds": 2}
+    return dataclasses.replace(without_client(three, 2), settings=settings).run(fk.methods.FedAvg()).server
+
+
 @pytest.mark.parametrize("what", MALFORMED)
-def test_malformed_reply_costs_its_own_update_and_no_more(three: Problem, what: str) -> None:
+def test_malformed_reply_costs_its_own_update_and_no_more(three: Problem, two_honest: Tree, what: str) -> None:
     method = fk.methods.FedAvg()
     grid = grid_of(three, method)
     grid.node_of(2).fault = MALFORMED[what]
     strategy = strategy_of(three, method, rounds=2)
     strategy.start(grid)
     assert [(r["cohort"], set(r["failed"])) for r in records_of(strategy)] == [([0, 1], {"2"})] * 2
-    honest = dataclasses.replace(without_client(three, 2), settings={**three.settings, "participation": 2, "rounds": 2})
-    assert same(honest.run(method).server, strategy.federation.state.server)
+    assert same(two_honest, strategy.federation.state.server)
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, ValueError, RecursionError, MemoryError, AssertionError])

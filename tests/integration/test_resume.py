@@ -104,7 +104,7 @@ def test_ctrl_c_names_the_command_that_resumes(tmp_path: Path) -> None:
     )
     wait_for_lines(tmp_path / "x" / "rounds.jsonl", 3, process)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "fedkeep resume" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr

@@ -128,7 +128,7 @@ def test_a_folder_is_locked_by_one_process(tmp_path: Path, forks) -> None:
     with RunFolder.create(tmp_path / "a", {"checkpoint_every": 1}):
         process = forks.Process(target=expect_locked, args=(str(tmp_path / "a"),))
         process.start()
-        process.join(60)
+        process.join(300)
         assert process.exitcode == 0
     RunFolder.open(tmp_path / "a").close()  # afterwards it is free
 

@@ -17,7 +17,7 @@ from support.processes import count_lines, handles, processes_of, running_fedkee
 from support.runs import assert_same_run, run_small, small_experiment
 
 import fedkeep as fk
-from fedkeep._util.signals import delayed
+from fedkeep._util.signals import EndOnce, delayed
 from fedkeep.cli import signals
 from fedkeep.cli.app import main
 from fedkeep.engine.simulate import make_simulation, start
@@ -40,7 +40,7 @@ def test_a_signal_saves_the_last_round_and_says_how_to_resume(tmp_path: Path, nu
     with running_fedkeep(*args, "--name", "ended") as process:
         wait_until(lambda: count_lines(tmp_path / "ended" / ROUNDS) > 4, process)
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=300)
     assert process.returncode == 128 + number
     assert stderr.count("\n") == 1
     assert f"fedkeep resume {tmp_path / 'ended'}" in stderr
@@ -60,7 +60,7 @@ def test_ctrl_c_during_imports_shows_no_traceback(tmp_path: Path, delay: float) 
         wait_until(lambda: handles(process.pid, signal.SIGTERM), process)
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert stderr.startswith("fedkeep: interrupted")
     assert stderr.count("\n") == 1
@@ -71,7 +71,7 @@ def test_the_hint_of_an_interrupted_demo_is_true(tmp_path: Path) -> None:
     with running_fedkeep("demo", "--rounds", "100000", **folder) as process:
         wait_until(lambda: list(tmp_path.glob("*/*/rounds.jsonl")), process)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=300)
     assert process.returncode == 143
     assert "resume" not in stderr
     assert list(tmp_path.iterdir()) == [], "the temporary folder is gone"
@@ -95,8 +95,8 @@ def test_workers_end_with_their_parent_and_save_their_runs(tmp_path: Path, numbe
         wait_until(lambda: min(map(count_lines, rounds)) > 2, process)
         assert len(workers_of(process.pid)) == 2
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
-        wait_until(lambda: not processes_of(process.pid), limit=30)
+        _, stderr = process.communicate(timeout=300)
+        wait_until(lambda: not processes_of(process.pid))
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in stderr
     assert [saved_round(path.parent) for path in rounds] == [count_lines(path) - 1 for path in rounds]
@@ -174,6 +174,31 @@ def test_delayed_signals_wait_for_the_end_of_the_block() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_worker_completes_its_round_whatever_the_number_of_signals(tmp_path: Path) -> None:
+    """The death of its parent is reported to it twice, and a closed terminal by a signal of its own."""
+    handler = EndOnce()
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    simulation = make_simulation(build(small_experiment("scaffold", rounds=5)))
+    aggregate = simulation._aggregate
+
+    def interrupted(*args: Any) -> Any:
+        result = aggregate(*args)
+        if simulation.round == 2:
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+                signal.raise_signal(number)
+        return result
+
+    simulation._aggregate = interrupted  # type: ignore[method-assign]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            start(simulation, tmp_path, {**small_experiment("scaffold", rounds=5).to_dict(), "checkpoint_every": 1000})
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert saved_round(tmp_path) == 3
+
+
 def test_simulate_installs_no_handlers(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in signals.NUMBERS}
     run_small(tmp_path / "run", "fedavg")
@@ -196,7 +221,7 @@ def test_a_signal_that_python_ignores_comes_again() -> None:
                 print("interrupted")
     """
     text = "\n".join(line[8:] for line in script.splitlines())
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=300)
     assert (done.stdout.strip(), done.stderr) == ("interrupted", "")
 
 
@@ -214,7 +239,7 @@ def test_ignored_signals_stay_ignored() -> None:
         print(json.dumps([signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGHUP, signal.SIGINT)]))
     """
     text = "\n".join(line[8:] for line in script.splitlines())
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(done.stdout) == [True, True]
 
 
@@ -244,5 +269,5 @@ def test_ctrl_c_inside_exec_has_the_exit_code_of_ctrl_c(tmp_path: Path) -> None:
         "except KeyboardInterrupt:\n"
         "    sys.exit(130)\n"
     )
-    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, timeout=300)
     assert (done.returncode, done.stderr) == (130, b"")

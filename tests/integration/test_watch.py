@@ -37,7 +37,7 @@ class Client:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def __call__(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=120)
         connection.request(method, path, headers={key.replace("_", "-"): value for key, value in headers.items()})
         response = connection.getresponse()
         body = response.read()
@@ -202,12 +202,12 @@ def test_watch_serves_until_ctrl_c(pair: Path) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     port = int(line.split("/")[2].split(":")[1])
-    connection = http.client.HTTPConnection(HOST, port, timeout=30)
+    connection = http.client.HTTPConnection(HOST, port, timeout=120)
     connection.request("GET", "/data.json")
     assert json.loads(connection.getresponse().read())["problems"]
     connection.close()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
 

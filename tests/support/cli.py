@@ -18,7 +18,11 @@ LIMIT = 300  # seconds
 # Processes that start quickly, because the packages are imported once for all of them
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["fedkeep.cli.app", "fedkeep.cli.progress", "fedkeep.experiments.run", "fedkeep.reports.page"]
+    [
+        *("fedkeep.cli.app", "fedkeep.cli.progress", "fedkeep.experiments.run", "fedkeep.reports.page"),
+        *("fedkeep.experiments.sweep", "fedkeep.instruments", "fedkeep.testing"),
+        *("numpy.ma", "numpy.random", "pytest", "safetensors.torch"),  # imported when they are needed
+    ]
 )
 
 

@@ -97,7 +97,7 @@ class Federation:
             *("flower-superlink", *self.security["link"], "--host", "127.0.0.1", "--port", str(self.port)),
             *("--disable-runtime-dependency-installation", *more),
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             try:
                 if self.insecure:
