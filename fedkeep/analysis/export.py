@@ -229,7 +229,7 @@ def _study_rows(study: dict[str, Any]) -> Iterator[Row]:
 def _recoverable_rows(number: int, result: dict[str, Any]) -> Iterator[Row]:
     """Yield what a bias per class recovers of a global model; `test_half` if measured on half of the test set."""
     start = STUDY if result["fitted_on"] == PUBLIC else f"{STUDY}_test_half"
-    by_class = {f"{start}_bias": result["bias"], f"{start}_class_accuracy": result["after"]}
+    by_class = {f"{start}_bias": result["bias"], **{f"{start}_class_accuracy_{side}": result[side] for side in SIDES}}
     for measure, values in by_class.items():
         for c, value in enumerate(values):
             if value is not None:

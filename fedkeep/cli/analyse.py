@@ -43,12 +43,14 @@ def analyse(
     from fedkeep.instruments.options import Options
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
+    from fedkeep.plots.instruments import require_plots
     from fedkeep.plots.style import parse_formats
 
     names, options = parse_study_names(what), Options(samples, client, steps, span, directions, fit_on_test=fit_on_test)
     if output is not None:
         parse_formats(formats)
         require_extra("matplotlib", "plots", "plotting")
+        require_plots(names)
         if output.exists() and not output.is_dir():
             raise FedkeepError(f"{output} is a file, not a folder to plot into", key="output", value=str(output))
     analysis = analyse(folder, names, options)

@@ -73,6 +73,7 @@ def run(
 
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
+    from fedkeep.analysis.recoverable import STUDY
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.engine.profile import Profile
     from fedkeep.experiments.experiment import Experiment, read
@@ -81,6 +82,8 @@ def run(
     from fedkeep.instruments.study import parse_study_names
 
     studies = tuple(parse_study_names(instruments)) if instruments else ()
+    if fit_on_test and STUDY not in studies:
+        raise FedkeepError(f"--fit-on-test is for --instruments {STUDY}", key="--fit-on-test")
     make_callbacks = ExtraCallbacks(tensorboard, studies, every, fit_on_test, Profile() if profile else None)
     make_callbacks()  # a missing package is reported now, not after the first round
     file, overrides = file_and_overrides(args)
@@ -97,12 +100,14 @@ def run(
         changed = override(tables, every_override)
         with naming(file, every_override):
             todo[label] = Experiment.from_dict(changed)
+            if STUDY in studies and instruments != "all" and not fit_on_test:
+                todo[label].require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
     if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}
     with (
         _showing(make_callbacks.profile, as_json),
-        hint(f"repeat the command to resume, or use fedkeep resume {_any_of(runs, todo)}"),
+        hint(lambda: _how_to_resume(runs, todo)),
         ProgressBar(
             Console(stderr=True),
             sum(e.train.rounds for e in todo.values()),
@@ -165,9 +170,12 @@ def _show_profile(profile: Profile, as_json: bool, finished_before: Path | None 
     print(f"\n{text}", file=sys.stderr if as_json else sys.stdout)
 
 
-def _any_of(runs: Path, labels: Collection[str]) -> str:
-    """Return the folder of the only run, or the name that stands for any of several."""
-    return str(runs / next(iter(labels))) if len(labels) == 1 else "RUN"
+def _how_to_resume(runs: Path, labels: Collection[str]) -> str:
+    """Return what to do after an interruption."""
+    started = [runs / label for label in labels if (runs / label).is_dir()]
+    if not started:
+        return "no run had started"
+    return f"repeat the command to resume, or use fedkeep resume {started[0] if len(labels) == 1 else 'RUN'}"
 
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:

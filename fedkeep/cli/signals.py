@@ -54,14 +54,14 @@ def raising() -> Iterator[None]:
 
 
 @contextmanager
-def hint(text: str) -> Iterator[None]:
-    """Say what to do next if a signal ends the block."""
+def hint(text: str | Callable[[], str]) -> Iterator[None]:
+    """Say what to do next if a signal ends the block; a function is called then."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
         end = SystemExit(128 + signal.SIGINT) if isinstance(error, KeyboardInterrupt) else error
         if end.code in CODES:
-            end.add_note(text)
+            end.add_note(text if isinstance(text, str) else text())
         raise end from None
 
 

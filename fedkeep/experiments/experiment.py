@@ -79,9 +79,20 @@ class Experiment(BaseModel):
                 _require_effect(settings)
             tables["train"] = settings
         try:
-            return cls(**tables)
+            made = cls(**tables)
         except ValidationError as error:
             raise first_error("", error) from None
+        if made.train.read_out is not None and not recorded:
+            made.require_public_set(f'train.read_out = "{made.train.read_out}"')
+        return made
+
+    def require_public_set(self, what: str, otherwise: str = "") -> None:
+        """Raise if there is no public set, which something else in the experiment needs."""
+        if self.data.get("public") is None and self.data.get("public_ids") is None:
+            raise ConfigError(
+                f"{what} needs labelled examples on the server: set data.public, for example to 0.1{otherwise}",
+                key="data.public",
+            )
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:

@@ -18,7 +18,10 @@ from fedkeep.errors import ConfigError
 
 NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # the key of a section's name
 TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
-_OPTIONAL = [f"train.{f.name}" for f in fields(Settings) if f.default is None]  # settings that `none` switches off
+_OPTIONAL = [  # what `none` switches off
+    *(f"train.{f.name}" for f in fields(Settings) if f.default is None),
+    *(f"data.{name}" for name in ("held_out", "public", "public_alpha", "public_ids")),
+]
 KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep", "label"]  # the top-level keys of an experiment
 
 

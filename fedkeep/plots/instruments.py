@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedkeep._util.text import join_names
+from fedkeep.errors import FedkeepError
 from fedkeep.plots import features, recorded
 from fedkeep.plots.style import COLOUR_SCALE, COLOURS, figure, make_folder, parse_formats, plot_style, save
 
@@ -21,6 +23,17 @@ def draw(results: dict[str, Any], folder: str | Path, formats: str = "pdf,png") 
             if name in results:
                 files += save(plot(results[name], results["clients"]), folder, name, extensions)
     return files
+
+
+def require_plots(studies: Sequence[str]) -> None:
+    """Raise if none of these studies has a plot."""
+    if not set(studies) & PLOTS.keys():
+        raise FedkeepError(
+            f"nothing would be drawn: there is no plot of {join_names(studies)}, but of {join_names(list(PLOTS))}",
+            key="what",
+            value=list(studies),
+            valid=list(PLOTS),
+        )
 
 
 def where(r: dict[str, Any], clients: list[int]) -> Any:

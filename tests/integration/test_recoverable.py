@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from support.cli import fedkeep
 from support.errors import raises
 from support.problems import Problem, same
 from torch import nn
@@ -301,3 +302,25 @@ def test_a_federation_carries_the_read_out_bit_for_bit(three: Problem, tmp_path:
     bare = dataclasses.replace(three, data=dataclasses.replace(three.data, public=None))
     with raises(ConfigError, key="read_out", mentions=["public"]):
         flower_grid.strategy_of(bare, method, read_out="bias")
+
+
+def test_the_command_line_refuses_it_before_a_run_without_examples(tmp_path: Path) -> None:
+    run = ["run", "digits", "data.public=none", "method=fedavg", "rounds=2", "--runs", str(tmp_path)]
+    for args, mentioned in (
+        ([*run, "--instruments", "recoverable"], ["data.public", "--fit-on-test"]),
+        ([*run, "read_out=bias"], ["read_out", "data.public"]),
+        ([*run, "--fit-on-test"], ["--instruments recoverable"]),
+        (["tune", *run[1:], "read_out=bias"], ["read_out", "data.public"]),
+    ):
+        refused = fedkeep(*args)
+        assert refused.returncode == 2
+        assert refused.stderr.count("\n") == 1
+        assert all(text in refused.stderr for text in mentioned), refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_analyse_without_a_plot_is_refused(folder: Path, tmp_path: Path) -> None:
+    refused = fedkeep("analyse", str(folder), "--what", "recoverable", "-o", str(tmp_path / "plots"))
+    assert refused.returncode == 2
+    assert "there is no plot of recoverable" in refused.stderr
+    assert not (tmp_path / "plots").exists()

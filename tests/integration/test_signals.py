@@ -64,6 +64,7 @@ def test_ctrl_c_during_imports_shows_no_traceback(tmp_path: Path, delay: float) 
     assert process.returncode == 130
     assert stderr.startswith("fedkeep: interrupted")
     assert stderr.count("\n") == 1
+    assert ("fedkeep resume" in stderr) == bool(list(tmp_path.iterdir())), "only a run that has a folder can be resumed"
 
 
 def test_the_hint_of_an_interrupted_demo_is_true(tmp_path: Path) -> None:
@@ -100,6 +101,25 @@ def test_workers_end_with_their_parent_and_save_their_runs(tmp_path: Path, numbe
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in stderr
     assert [saved_round(path.parent) for path in rounds] == [count_lines(path) - 1 for path in rounds]
+
+
+@needs_proc
+def test_a_process_that_imports_gets_no_ctrl_c() -> None:
+    """Ctrl-C reaches all processes of a terminal; one that still imports would show a traceback."""
+    script = """
+        from pathlib import Path
+        from fedkeep.experiments.workers import Worker
+        if __name__ == "__main__":
+            for worker in (Worker(1, list), Worker(1, list)):
+                worker._start_process()
+                lines = Path(f"/proc/{worker.process.pid}/status").read_text().splitlines()
+                [blocked] = [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk")]
+                print(blocked >> 1 & 1)
+                worker.process.kill()
+    """
+    text = "\n".join(line[8:] for line in script.splitlines())
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["1", "1"]
 
 
 @needs_proc

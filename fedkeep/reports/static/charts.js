@@ -111,11 +111,12 @@ function drawCurves(plot, series, title = "Accuracy over rounds") {
   const last = Math.max(...series.map((s) => s.rounds.at(-1)), first + 1);
   const highest = Math.max(...series.flatMap((s) => s.mean.map((m, i) => m + s.spread[i])));
   const high = Math.min(1, Math.ceil(highest * 10 + 0.2) / 10);
+  const low = Math.min(0, Math.floor(Math.min(...series.flatMap((s) => s.mean)) * 10) / 10); // forgetting may be negative
   const x = (round) => box.left + ((round - first) / (last - first)) * (width - box.left - box.right);
-  const y = (value) => height - box.bottom - (Math.min(Math.max(value, 0), high) / high) * (height - box.top - box.bottom);
+  const y = (value) => height - box.bottom - ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (height - box.top - box.bottom);
   const label = `${title}: ${series.map((s) => `${s.label} ends at ${formatPercent(s.mean.at(-1), 1)}`).join(", ")}`;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
-  for (const mark of ticks(0, high, 5)) {
+  for (const mark of ticks(low, high, 5)) {
     picture.append(
       svg("line", { class: "axis", x1: box.left, x2: width - box.right, y1: y(mark), y2: y(mark) }),
       svg("text", { x: box.left - 7, y: y(mark) + 4, "text-anchor": "end" }, formatPercent(mark)),
