@@ -262,4 +262,4 @@ def _table_and_overrides(args: list[str] | None) -> tuple[str | None, list[str]]
         if key in ("seed", "method", "method.name"):
             option = "--seeds" if key == "seed" else "--methods"
             raise FedkeepError(f"{text!r} cannot be overridden here: use {option}", key=key, value=text, valid=[option])
-    return table, overrides
+    return (table.rstrip("/") or table) if table else table, overrides  # fedntd/ is fedntd
