@@ -1,4 +1,4 @@
-"""Output of `fedkeep reproduce --ledger`: the claims of the papers' figures with our gaps and a verdict."""
+"""Output of `fedkeep reproduce`: the claims of a figure, or of all in the ledger, with our gaps and a verdict."""
 
 from __future__ import annotations
 
@@ -25,14 +25,25 @@ def print_claims(console: Console, claims: Sequence[ClaimEntry], without: Sequen
         console.print(Text("\nFigures", style="bold") + Text(f"  {_counts(claims)}", style="not bold"))
     for name, entries in _by_figure(claims):
         console.print(Text(name, style="bold"))
-        for text, some in _by_claim(_judged(entries)):
-            console.print(Padding(Text(f"{text}, by {some[0].measure.head}", style="italic"), (0, 0, 0, 1)))
-            rows = [[Text(cell, style=STYLES.get(e.verdict, "")) for cell in _cells(e)] for e in some]
-            console.print(Padding(grid(_NARROW, [[*row[:2], *row[3:]] for row in rows], text_last=True), (0, 0, 0, 2)))
-        for text in _not_judged(entries):
-            console.print(Padding(Text(text, style="dim"), (0, 0, 0, 1)))
+        _print_figure(console, entries)
     if without:
         console.print(Padding(Text(_without_claim(without), style="dim"), (0, 0, 0, 0)))
+
+
+def print_claims_of_figure(console: Console, claims: Sequence[ClaimEntry]) -> None:
+    """Print the claims of one figure, below its table."""
+    if claims:
+        console.print(Text("\nClaims", style="bold") + Text(f"  {_counts(claims)}", style="not bold"))
+        _print_figure(console, claims)
+
+
+def _print_figure(console: Console, entries: Sequence[ClaimEntry]) -> None:
+    for text, some in _by_claim(_judged(entries)):
+        console.print(Padding(Text(f"{text}, by {some[0].measure.head}", style="italic"), (0, 0, 0, 1)))
+        rows = [[Text(cell, style=STYLES.get(e.verdict, "")) for cell in _cells(e)] for e in some]
+        console.print(Padding(grid(_NARROW, [[*row[:2], *row[3:]] for row in rows], text_last=True), (0, 0, 0, 2)))
+    for text in _not_judged(entries):
+        console.print(Padding(Text(text, style="dim"), (0, 0, 0, 1)))
 
 
 def format_markdown(claims: Sequence[ClaimEntry], without: Sequence[str]) -> str:
@@ -40,12 +51,21 @@ def format_markdown(claims: Sequence[ClaimEntry], without: Sequence[str]) -> str
     out = ["## Figures", "", f"{_counts(claims)}."]
     for name, entries in _by_figure(claims):
         out += ["", f"### {name}: {entries[0].table.title}", "", f"{entries[0].table.paper}.", ""]
-        for text, some in _by_claim(_judged(entries)):
-            out += [f"{text}:", "", *markdown_table(_HEADINGS, [_cells(entry) for entry in some]), ""]
-        out += [f"- {text}" for text in _not_judged(entries)]
-        if out[-1] == "":
-            out.pop()
+        out += _markdown_of_figure(entries)
     return "\n".join([*out, *(["", f"{_without_claim(without)}."] if without else [])])
+
+
+def format_claims_of_figure(claims: Sequence[ClaimEntry]) -> str:
+    """Format the claims of one figure as Markdown, to stand below its table."""
+    return "\n".join([f"{_counts(claims)}.", "", *_markdown_of_figure(claims)])
+
+
+def _markdown_of_figure(entries: Sequence[ClaimEntry]) -> list[str]:
+    out = []
+    for text, some in _by_claim(_judged(entries)):
+        out += [f"{text}:", "", *markdown_table(_HEADINGS, [_cells(entry) for entry in some]), ""]
+    out += [f"- {text}" for text in _not_judged(entries)]
+    return out if out[-1] else out[:-1]
 
 
 def as_data(claims: Sequence[ClaimEntry]) -> list[dict[str, Any]]:
@@ -60,7 +80,8 @@ def as_data(claims: Sequence[ClaimEntry]) -> list[dict[str, Any]]:
 def _counts(claims: Sequence[ClaimEntry]) -> str:
     counts = Counter(entry.verdict for entry in claims)
     parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
-    return f"Comparisons that the papers' texts make: {', '.join(parts) or 'none'}"
+    whose = "paper's text makes" if len({entry.table.name for entry in claims}) == 1 else "papers' texts make"
+    return f"Comparisons that the {whose}: {', '.join(parts) or 'none'}"
 
 
 def _by_figure(claims: Sequence[ClaimEntry]) -> Iterator[tuple[str, list[ClaimEntry]]]:

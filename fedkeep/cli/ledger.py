@@ -84,8 +84,11 @@ def json_gap(value: float | None) -> float | str | None:
 
 
 def _totals(ledger: Sequence[Entry]) -> list[tuple[str, list[str]]]:
+    """Return the number of figures with each verdict, by paper, and of all papers if there are several."""
     counted = totals(ledger)
     lines = [(paper, [str(counts[verdict]) for verdict in VERDICTS]) for paper, counts in counted.items()]
+    if len(lines) == 1:
+        return lines
     return [*lines, ("all", [str(sum(counts[verdict] for counts in counted.values())) for verdict in VERDICTS])]
 
 

@@ -70,10 +70,11 @@ def reproduce(
 
     Example: fedkeep reproduce fedntd/table-1 --column cifar10-s2 --methods fedavg,fedntd --seeds 1
     """
-    from fedkeep.cli import paper_tables
+    from fedkeep.cli import claims, paper_tables
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.reproduce import against_paper, spec
     from fedkeep.reproduce.cells import Job
+    from fedkeep.reproduce.ledger import claim_entries
 
     if as_json and markdown:
         raise FedkeepError("--json and --markdown exclude each other", key="--json", valid=("--json", "--markdown"))
@@ -127,17 +128,21 @@ def reproduce(
         for file in job.keep(keep):
             Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False)
     comparisons = against_paper.compare_columns(job, results)
+    judged = [] if paper_tables.disclaimers(job) else claim_entries(table, comparisons)
     drawing = plots is not None or bool(table.plots and not show)
     drawn = _draw(job, results, comparisons, plots or Path("plots")) if drawing else []
     if as_json:
         about = {"table": table.name, "title": table.title, "paper": table.paper, "notes": table.notes}
         options = {"quick": quick, "overrides": overrides, "folder": str(job.folder(rows[0])), "seeds": job.seeds}
         data = [against_paper.as_data(comparison) for comparison in comparisons]
-        print(to_json({**about, **options, "columns": data}, indent=2))
+        print(to_json({**about, **options, "columns": data, "claims": claims.as_data(judged)}, indent=2))
     elif markdown:
         print(paper_tables.format_markdown(job, comparisons))
+        if judged:
+            print("\n" + claims.format_claims_of_figure(judged))
     else:
         paper_tables.print_table(Console(), job, comparisons, show)
+        claims.print_claims_of_figure(Console(), judged)
     if results.failed:
         raise typer.Exit(1)
     if not show and not any(comparison.has_results for comparison in comparisons):
@@ -262,4 +267,4 @@ def _table_and_overrides(args: list[str] | None) -> tuple[str | None, list[str]]
         if key in ("seed", "method", "method.name"):
             option = "--seeds" if key == "seed" else "--methods"
             raise FedkeepError(f"{text!r} cannot be overridden here: use {option}", key=key, value=text, valid=[option])
-    return table, overrides
+    return (table.rstrip("/") or table) if table else table, overrides  # fedntd/ is fedntd

@@ -42,7 +42,8 @@ class Size:
 
 def print_overview(console: Console, tables: Sequence[Table], runs: Path) -> None:
     """Print one line per table or figure, by paper. On a terminal, a line that is too long is cut."""
-    shown = {table.name: _columns(table, Size.of(table, runs)) for table in tables}
+    sizes = {table.name: Size.of(table, runs) for table in tables}
+    shown = {table.name: _columns(table, sizes[table.name]) for table in tables}
     widths = [max(map(len, column)) for column in zip(*shown.values(), ("table", "runs", "rounds", ""), strict=True)]
 
     def line(cells: Sequence[str], style: str = "") -> Text:
@@ -56,7 +57,7 @@ def print_overview(console: Console, tables: Sequence[Table], runs: Path) -> Non
         _print_line(console, Text(paper, style="bold") + Text(f"  {_citation(listed[-1])}", style="not bold"))
         for table in listed:
             _print_line(console, line(shown[table.name]))
-    _print_footer(console, tables, runs)
+    _print_footer(console, tables, runs, any(size.made for size in sizes.values()))
 
 
 def _columns(table: Table, size: Size) -> tuple[str, str, str, str]:
@@ -76,10 +77,11 @@ def _citation(table: Table) -> str:
     return re.split(r", (?:tables?|figures?|appendix) ", table.paper)[0]
 
 
-def _print_footer(console: Console, tables: Sequence[Table], runs: Path) -> None:
+def _print_footer(console: Console, tables: Sequence[Table], runs: Path, some_made: bool) -> None:
     missing = sorted({name for table in tables for name in _missing_sources(table)})
+    made = "6 of 9 means that six have ended" if some_made else "none has ended yet"
     texts = [
-        f"Runs are those of {_SEEDS} seeds; 6 of 9 means that six have ended (in --runs {runs}).",
+        f"Runs are those of {_SEEDS} seeds; {made} (in --runs {runs}).",
         "fedkeep reproduce TABLE runs one (--quick: in a minute); --show prints it.",
         "fedkeep reproduce PAPER lists the columns and methods of a paper's tables.",
     ]

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedkeep.analysis.groups import Group
+from fedkeep.plots.recorded import not_recorded
 from fedkeep.plots.style import COLOURS, figure, grid, line_style
-
-_NOT_RECORDED = "the instrument {} must have been recorded during the run (--instruments {} --every 1)"
 
 
 def losses(groups: Sequence[Group]) -> Any:
@@ -20,7 +19,7 @@ def losses(groups: Sequence[Group]) -> Any:
     """
     shown = [(g, found) for g in groups if (found := _recorded(g, "losses"))]
     if not shown:
-        return _NOT_RECORDED.format("losses", "losses")
+        return not_recorded("losses", every=1)
     fig, panels = _panels(len(shown))
     for axes, (g, found) in zip(panels.flat, shown, strict=False):
         before, local, after = (np.array([r[key] for _, r in found]) for key in ("before", "mean_of_clients", "after"))
@@ -45,7 +44,7 @@ def probabilities(groups: Sequence[Group]) -> Any:
     """
     shown = [(g, found) for g in groups if (found := _recorded(g, "probabilities", every_run=True))]
     if not shown:
-        return _NOT_RECORDED.format("probabilities", "probabilities")
+        return not_recorded("probabilities", every=1)
     fig, panels = _panels(len(shown))
     for axes, (g, found) in zip(panels.flat, shown, strict=False):
         share = np.concatenate([np.ravel(r["label_counts"] / np.maximum(r["largest"], 1)) for _, r in found])

@@ -26,9 +26,9 @@ def of_last_round(study: str, plot: Callable[[Shown], Any]) -> Callable[[Sequenc
     return draw
 
 
-def not_recorded(study: str) -> str:
+def not_recorded(study: str, every: int = 10) -> str:
     """Return why a study cannot be drawn."""
-    return f"{study} must have been recorded by the instruments, in the folders of these runs"
+    return f"the instrument {study} must have been recorded during the run (--instruments {study} --every {every})"
 
 
 def distances(groups: Sequence[Group]) -> Any:

@@ -97,7 +97,7 @@ def read(tables: Iterable[Table], runs: Path) -> Ledger:
         compared = compare_columns(job, results)
         for column in compared:
             out += _column_entries(table, column)
-        claims += _claim_entries(table, compared)
+        claims += claim_entries(table, compared)
     sources = {entry.source for entry in out if entry.seeds}
     found = [
         replace(entry, reason=f"no run on {entry.source} yet")
@@ -168,11 +168,14 @@ def _printed_first(table: Table, column: str, row: str, measure: str) -> str | N
     return f"{other.name}, {of_column}" if same else None
 
 
-def _claim_entries(table: Table, columns: Sequence[ColumnComparison]) -> list[ClaimEntry]:
+def claim_entries(table: Table, columns: Sequence[ColumnComparison]) -> list[ClaimEntry]:
+    """Return an entry for every comparison that the table's claims make among these columns and their rows."""
     cells = {(column.column, row.name): row for column in columns for row in column.rows}
     out = []
     for claim in table.claims:
         for better, other in claim.pairs(list(table.columns)):
+            if better not in cells or other not in cells:
+                continue
             one, two = cells[better].measures[claim.of], cells[other].measures[claim.of]
             seeds = len(one.values_with_diverged.keys() & two.values_with_diverged.keys())
             labels = [_cell_label(table, claim, cell) for cell in (better, other)]
@@ -201,7 +204,11 @@ def _claim_verdict(
     better, other = (cells[cell].measures[claim.of] for cell in pair)
     verdict = claimed_gap(better, other).verdict
     assert verdict is not None
-    return verdict, (claim.explained or "unexplained") if verdict == DISAGREES else ""
+    rows = (table.columns[column].explained.get(row) for column, row in pair)
+    explained = claim.explained or next(filter(None, rows), "")
+    if verdict == FEW_SEEDS:
+        return FEW_SEEDS, explained
+    return verdict, (explained or "unexplained") if verdict == DISAGREES else ""
 
 
 def _judged_first(table: Table, measure: str, pair: tuple[Cell, Cell]) -> str | None:

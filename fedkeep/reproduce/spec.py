@@ -27,6 +27,7 @@ from fedkeep.experiments.overrides import merge, override
 from fedkeep.plots.runs import ALL_PLOTS
 from fedkeep.reproduce.claims import Claim
 from fedkeep.reproduce.extends import extend
+from fedkeep.reproduce.lookup import unknown_table
 from fedkeep.reproduce.measures import get_measure
 from fedkeep.reproduce.recorded import Instruments, is_recorded
 
@@ -239,7 +240,8 @@ def load(name: str) -> Table:
     """Read a table by its name, such as fedntd/table-1, or from a TOML file."""
     if name.endswith(".toml") and Path(name).is_file():
         return read(Path(name), f"{Path(name).resolve().parent.name}/{Path(name).stem}")
-    require_choice("table", name.lower(), names(), error=ConfigError)
+    if name.lower() not in names():
+        raise unknown_table(name, {one: _read_toml(TABLES / f"{one}.toml")["paper"] for one in names()})
     return read(TABLES / f"{name.lower()}.toml", name.lower())
 
 

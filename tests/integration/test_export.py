@@ -246,6 +246,7 @@ def test_plots_of_instruments_show_what_was_recorded(folder: Path) -> None:
     with style.plot_style():
         losses = plots.ALL_PLOTS["losses"](groups).axes[0]
         points = plots.ALL_PLOTS["probabilities"](groups).axes[0].collections[0].get_offsets()
+        assert "(--instruments tsne --every 10)" in plots.ALL_PLOTS["tsne"](groups), "it was not recorded"
     recorded = [fk.load_run(folder / f"fedavg-{seed}").instruments for seed in (0, 1)]
     assert losses.lines[1].get_ydata().tolist() == [one["losses"]["mean_of_clients"] for one in recorded[0]]
     assert losses.lines[0].get_xdata()[:3].tolist() == [2.0, 2.5, 3.0]

@@ -348,6 +348,29 @@ def test_claims_of_a_figure(runs: Path, tmp_path: Path) -> None:
     assert [claim["verdict"] for claim in data["claims"]] == [verdict for verdict, _ in verdicts.values()]
 
 
+def test_claims_are_shown_below_the_figures_table(runs: Path, tmp_path: Path) -> None:
+    """Those of the selected columns and rows; not for changed settings, of which the paper says nothing."""
+    explained = 'label = "Two shards"\nexplained.once = "a reason"'
+    (tmp_path / "figure-1.toml").write_text(CLAIMS.replace('label = "Two shards"', explained))
+    (runs / "small").rename(runs / tmp_path.name)
+
+    def show(*options: str) -> str:
+        command = ["reproduce", str(tmp_path / "figure-1.toml"), "--show", "--runs", str(runs), *options]
+        return CliRunner().invoke(app, command, env={"COLUMNS": "80"}).stdout
+
+    out = show()
+    assert "makes: 1 agrees, 2 disagrees" in out
+    assert "disagrees: unexplained" in out
+    assert "| Worse, two | Better, two | final % | 2 | -15.00 | disagrees: unexplained |" in show("--markdown")
+    some = json.loads(show("--methods", "equal,worse,once", "--column", "two", "--json"))["claims"]
+    assert [(one["better"], one["than"], one["verdict"], one["reason"]) for one in some] == [
+        ("Equal, two", "Worse, two", "agrees", ""),
+        ("Equal, two", "Once, two", "one seed", "a reason"),
+    ]
+    assert "Claims" not in show("lr=0.3")
+    assert json.loads(show("--quick", "--json"))["claims"] == []
+
+
 @pytest.mark.parametrize(
     ("old", "new", "key", "value"),
     [
@@ -392,6 +415,7 @@ def test_the_command_prints_the_ledger(runs: Path, tmp_path: Path) -> None:
     )
     narrow = CliRunner().invoke(app, command, env={"COLUMNS": "80"}).stdout.splitlines()
     assert max(map(len, narrow)) <= 80
+    assert narrow[0].split() == [folder], "one paper: no column of all papers"
     worse = next(line for line in narrow if "Worse" in line)
     assert worse.split() == ["Worse", "60.00", "45.00±7.07", "2", "+10.00", "-10.00", "disagrees:", "[the"]
     assert any(line.rstrip().endswith("within the paper's noise") for line in narrow)

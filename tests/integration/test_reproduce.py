@@ -748,6 +748,7 @@ def test_the_list_has_a_line_per_table_and_fits_a_terminal(tmp_path: Path, monke
     assert code == 0
     lines = out.splitlines()
     assert len(lines) <= 80
+    assert " of 9" not in out
     shown = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("  ")}
     assert [name for name in shown if name != "table"] == spec.names()
     assert shown["fedntd/table-1"] == f"378 200 {spec.load('fedntd/table-1').title}"
@@ -759,6 +760,7 @@ def test_the_list_has_a_line_per_table_and_fits_a_terminal(tmp_path: Path, monke
     console = Console(force_terminal=True, file=io.StringIO(), width=60)
     tables = [spec.load(f"fedntd/{name}") for name in ("figure-8", "table-1", "table-2")]
     table_listing.print_overview(console, tables, Path(__file__).parents[2] / "results")
+    assert "6 of 9 means" in console.file.getvalue()
     kept = {line.split()[0]: line for line in console.file.getvalue().splitlines()}
     assert " 96 of 378 " in kept["fedntd/table-1"]
     assert " 6 of 6 " in kept["fedntd/figure-8"], "runs of another table that serve this one"
@@ -783,7 +785,8 @@ def test_a_paper_is_listed_with_columns_and_missing_data(tmp_path: Path, monkeyp
     assert "(FedReg)" in out
     listed = json.loads(run("--json")[1])
     assert [table["name"] for table in listed] == spec.names()
-    assert {table["name"].partition("/")[0] for table in json.loads(run("FedKA", "--json")[1])} == {"fedka"}
+    for paper in ("FedKA", "fedka/"):
+        assert {table["name"].partition("/")[0] for table in json.loads(run(paper, "--json")[1])} == {"fedka"}
     for options in (["--quick"], ["fedntd", "--seeds", "1"], ["--markdown"], ["fedntd", "rounds=2"], ["--generated"]):
         with raises(FedkeepError, key="table", mentions=["fedkeep reproduce"]):
             run(*options)
@@ -868,7 +871,18 @@ def test_an_override_of_a_hyperparameter_is_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "key", "value", "mentions"),
     [
-        (["fedntd/table1"], "table", "fedntd/table1", ["fedntd/table-1"]),
+        (["fedntd/table1"], "table", "fedntd/table1", ["did you mean fedntd/table-1?"]),
+        (["fedntd/tabel-1"], "table", "fedntd/tabel-1", ["did you mean fedntd/table-1?", "fedntd/table-g3"]),
+        (["flashback/figure-4"], "table", ANY, ["figure 4 of flashback is part of flashback/figure-1"]),
+        (["FedNTD/Fig-7", "--ledger"], "table", ANY, ["figure 7 of fedntd is part of fedntd/figure-4"]),
+        (["fedntd/table-7"], "table", ANY, ["is part of fedntd/table-1"]),
+        (["fedntd/figure-20"], "table", ANY, ["is part of fedntd/figure-19 and fedntd/figure-19-iid"]),
+        (["fedntd/figure-20a"], "table", ANY, ["is part of fedntd/figure-19-iid"]),
+        (["flashback/figure-7"], "table", ANY, ["fedkeep has no figure 7 of flashback (valid: flashback/figure-1,"]),
+        (["fedtnd"], "table", "fedtnd", ["did you mean fedntd?", "papers: fedgkd, fedka,"]),
+        (["fedtnd/figure-7"], "table", ANY, ["unknown paper 'fedtnd'", "did you mean fedntd?"]),
+        (["figure-9"], "table", "figure-9", ["fedssd/figure-9, flashback/figure-9"]),
+        (["nowhere.toml"], "table", "nowhere.toml", ["there is no file nowhere.toml"]),
         (["fedntd/table-1", "--column", "cifar-s2"], "column", "cifar-s2", ["cifar10-s2"]),
         (["fedntd/table-1", "--methods", "fedavg,fedntf"], "methods", "fedntf", ["fedntd"]),
         (["fedntd/table-1", "lerning_rate=1"], ANY, ANY, ["lerning_rate"]),
