@@ -22,7 +22,7 @@ from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean, one_line, printable
 from fedkeep.analysis.anatomy import anatomy_of
 from fedkeep.analysis.record_checks import check_records
-from fedkeep.analysis.recoverable import PUBLIC, SIDES, STUDY
+from fedkeep.analysis.recoverable import HALF_KEY, PUBLIC, SIDES, STUDY
 from fedkeep.errors import FedkeepError, RunError
 from fedkeep.runs.files import ROUNDS, write_atomic
 from fedkeep.runs.history import History, Record
@@ -228,7 +228,7 @@ def _study_rows(study: dict[str, Any]) -> Iterator[Row]:
 
 def _recoverable_rows(number: int, result: dict[str, Any]) -> Iterator[Row]:
     """Yield what a bias per class recovers of a global model; `test_half` if measured on half of the test set."""
-    start = STUDY if result["fitted_on"] == PUBLIC else f"{STUDY}_test_half"
+    start = STUDY if result["fitted_on"] == PUBLIC else f"{STUDY}_{HALF_KEY}"
     by_class = {f"{start}_bias": result["bias"], **{f"{start}_class_accuracy_{side}": result[side] for side in SIDES}}
     for measure, values in by_class.items():
         for c, value in enumerate(values):

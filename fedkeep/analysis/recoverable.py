@@ -16,6 +16,7 @@ from fedkeep import forgetting as fg
 
 STUDY = "recoverable"
 PUBLIC, TEST_HALF = "public set", "half of the test set"  # what a bias was fitted on
+HALF_KEY = "test_half"  # in the names of values whose bias was fitted on half of the test set
 SIDES = ("before", "after")
 
 

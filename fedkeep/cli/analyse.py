@@ -43,11 +43,12 @@ def analyse(
     from fedkeep.instruments.options import Options
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
-    from fedkeep.plots.instruments import require_plots
     from fedkeep.plots.style import parse_formats
 
     names, options = parse_study_names(what), Options(samples, client, steps, span, directions, fit_on_test=fit_on_test)
     if output is not None:
+        from fedkeep.plots.instruments import draw, require_plots
+
         parse_formats(formats)
         require_extra("matplotlib", "plots", "plotting")
         require_plots(names)
@@ -56,8 +57,6 @@ def analyse(
     analysis = analyse(folder, names, options)
     files = []
     if output is not None:
-        from fedkeep.plots.instruments import draw
-
         files = draw(analysis, output, formats)
     if as_json:
         print(to_json({**analysis, "files": [str(file) for file in files]}, indent=2))

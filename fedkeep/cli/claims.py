@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from fedkeep.cli.ledger import STYLES, grid, json_gap, markdown_table
+from fedkeep.cli.ledger import STYLES, by_table, grid, json_gap, judged, markdown_table
 from fedkeep.cli.paper_tables import format_gap
 from fedkeep.reproduce.ledger import NOT_RUN, REPEATED, VERDICTS, ClaimEntry
 
@@ -23,8 +23,8 @@ def print_claims(console: Console, claims: Sequence[ClaimEntry], without: Sequen
     """Print the claims that were judged as tables, the others as lines."""
     if claims or without:
         console.print(Text("\nFigures", style="bold") + Text(f"  {_counts(claims)}", style="not bold"))
-    for name, entries in _by_figure(claims):
-        console.print(Text(name, style="bold"))
+    for table, entries in by_table(claims):
+        console.print(Text(table.name, style="bold"))
         _print_figure(console, entries)
     if without:
         console.print(Padding(Text(_without_claim(without), style="dim"), (0, 0, 0, 0)))
@@ -38,7 +38,7 @@ def print_claims_of_figure(console: Console, claims: Sequence[ClaimEntry]) -> No
 
 
 def _print_figure(console: Console, entries: Sequence[ClaimEntry]) -> None:
-    for text, some in _by_claim(_judged(entries)):
+    for text, some in _by_claim(judged(entries)):
         console.print(Padding(Text(f"{text}, by {some[0].measure.head}", style="italic"), (0, 0, 0, 1)))
         rows = [[Text(cell, style=STYLES.get(e.verdict, "")) for cell in _cells(e)] for e in some]
         console.print(Padding(grid(_NARROW, [[*row[:2], *row[3:]] for row in rows], text_last=True), (0, 0, 0, 2)))
@@ -49,8 +49,8 @@ def _print_figure(console: Console, entries: Sequence[ClaimEntry]) -> None:
 def format_markdown(claims: Sequence[ClaimEntry], without: Sequence[str]) -> str:
     """Format the claims as Markdown."""
     out = ["## Figures", "", f"{_counts(claims)}."]
-    for name, entries in _by_figure(claims):
-        out += ["", f"### {name}: {entries[0].table.title}", "", f"{entries[0].table.paper}.", ""]
+    for table, entries in by_table(claims):
+        out += ["", f"### {table.name}: {table.title}", "", f"{table.paper}.", ""]
         out += _markdown_of_figure(entries)
     return "\n".join([*out, *(["", f"{_without_claim(without)}."] if without else [])])
 
@@ -62,7 +62,7 @@ def format_claims_of_figure(claims: Sequence[ClaimEntry]) -> str:
 
 def _markdown_of_figure(entries: Sequence[ClaimEntry]) -> list[str]:
     out = []
-    for text, some in _by_claim(_judged(entries)):
+    for text, some in _by_claim(judged(entries)):
         out += [f"{text}:", "", *markdown_table(_HEADINGS, [_cells(entry) for entry in some]), ""]
     out += [f"- {text}" for text in _not_judged(entries)]
     return out if out[-1] else out[:-1]
@@ -84,18 +84,9 @@ def _counts(claims: Sequence[ClaimEntry]) -> str:
     return f"Comparisons that the {whose}: {', '.join(parts) or 'none'}"
 
 
-def _by_figure(claims: Sequence[ClaimEntry]) -> Iterator[tuple[str, list[ClaimEntry]]]:
-    for name, entries in itertools.groupby(claims, key=lambda entry: entry.table.name):
-        yield name, list(entries)
-
-
 def _by_claim(entries: Sequence[ClaimEntry]) -> Iterator[tuple[str, list[ClaimEntry]]]:
     for text, some in itertools.groupby(entries, key=lambda entry: entry.claim.claim):
         yield text, list(some)
-
-
-def _judged(entries: Sequence[ClaimEntry]) -> list[ClaimEntry]:
-    return [entry for entry in entries if entry.verdict not in (NOT_RUN, REPEATED)]
 
 
 def _not_judged(entries: Sequence[ClaimEntry]) -> list[str]:

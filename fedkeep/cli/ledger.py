@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.padding import Padding
@@ -14,9 +14,10 @@ from rich.text import Text
 from fedkeep.cli.paper_tables import format_gap, format_ours, format_paper
 from fedkeep.reproduce.against_paper import json_number
 from fedkeep.reproduce.gaps import AGREES, DISAGREES
-from fedkeep.reproduce.ledger import BASELINE, NOT_RUN, REPEATED, VERDICTS, Entry, totals
+from fedkeep.reproduce.ledger import BASELINE, NOT_RUN, REPEATED, VERDICTS, ClaimEntry, Entry, totals
 from fedkeep.reproduce.spec import Table
 
+AnyEntry = TypeVar("AnyEntry", Entry, ClaimEntry)
 STYLES = {AGREES: "green", DISAGREES: "red", NOT_RUN: "dim"}
 _HEADINGS = ["column", "method", "measure", "paper", "here", "seeds", "vs baseline, paper", "here", "verdict"]
 _NARROW = ["\nmethod", "\npaper", "\nhere", "\nseeds", "gap,\npaper", "gap,\nhere", "\nverdict"]
@@ -28,9 +29,9 @@ def print_ledger(console: Console, ledger: Sequence[Entry]) -> None:
         return
     papers, counts = zip(*_totals(ledger), strict=True)
     console.print(grid(["", *papers], [[verdict, *row] for verdict, *row in zip(VERDICTS, *counts, strict=True)]))
-    for table, entries in _by_table(ledger):
+    for table, entries in by_table(ledger):
         console.print(Text(f"\n{table.name}", style="bold") + Text(f"  {table.title}", style="not bold"))
-        if rows := _blocks(_run(entries)):
+        if rows := _blocks(judged(entries)):
             console.print(grid(_NARROW, rows, text_last=True))
         for text in _not_run(entries):
             console.print(Padding(Text(text, style="dim"), (0, 0, 0, 2)))
@@ -56,9 +57,9 @@ def format_markdown(ledger: Sequence[Entry]) -> str:
     if not ledger:
         return ""
     out = markdown_table(["paper", *VERDICTS], [[paper, *counts] for paper, counts in _totals(ledger)])
-    for table, entries in _by_table(ledger):
+    for table, entries in by_table(ledger):
         out += ["", f"## {table.name}: {table.title}", "", f"{table.paper}.", ""]
-        if rows := [_cells(entry) for entry in _run(entries)]:
+        if rows := [_cells(entry) for entry in judged(entries)]:
             out += [*markdown_table(_HEADINGS, rows), ""]
         out += [f"- {text}" for text in _not_run(entries)]
     return "\n".join(out).rstrip()
@@ -92,13 +93,15 @@ def _totals(ledger: Sequence[Entry]) -> list[tuple[str, list[str]]]:
     return [*lines, ("all", [str(sum(counts[verdict] for counts in counted.values())) for verdict in VERDICTS])]
 
 
-def _by_table(ledger: Sequence[Entry]) -> Iterator[tuple[Table, list[Entry]]]:
+def by_table(ledger: Sequence[AnyEntry]) -> Iterator[tuple[Table, list[AnyEntry]]]:
+    """Yield the tables of entries, each with its own."""
     for _, entries in itertools.groupby(ledger, key=lambda entry: entry.table.name):
         listed = list(entries)
         yield listed[0].table, listed
 
 
-def _run(entries: Sequence[Entry]) -> list[Entry]:
+def judged(entries: Sequence[AnyEntry]) -> list[AnyEntry]:
+    """Return the entries with runs, judged here for the first time."""
     return [entry for entry in entries if entry.verdict not in (NOT_RUN, REPEATED)]
 
 

@@ -79,7 +79,7 @@ def run(
     from fedkeep.experiments.experiment import Experiment, read
     from fedkeep.experiments.overrides import expand_sweep, override
     from fedkeep.experiments.sweep import folder_name, run_all
-    from fedkeep.instruments.study import parse_study_names
+    from fedkeep.instruments.study import needs_examples, parse_study_names
 
     studies = tuple(parse_study_names(instruments)) if instruments else ()
     if fit_on_test and STUDY not in studies:
@@ -100,7 +100,7 @@ def run(
         changed = override(tables, every_override)
         with naming(file, every_override):
             todo[label] = Experiment.from_dict(changed)
-            if STUDY in studies and instruments != "all" and not fit_on_test:
+            if needs_examples(studies, fit_on_test):
                 todo[label].require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
     if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")

@@ -98,9 +98,9 @@ def print_details(console: Console, tables: Sequence[Table]) -> None:
         console.print(f"  {table.paper}", style="dim", highlight=False, markup=False)
         rows = [name if row.absent is None else f"({row.label})" for name, row in table.rows.items()]
         console.print(f"  methods: {', '.join(rows)}", highlight=False, markup=False)
-        grid = Grid(box=None, show_header=False, padding=(0, 2, 0, 2))
+        grid, missing = Grid(box=None, show_header=False, padding=(0, 2, 0, 2)), _missing_sources(table)
         for name, column in table.columns.items():
-            status = Text("data not available", style="dim") if _source(table, name) in _missing_sources(table) else ""
+            status = Text("data not available", style="dim") if _source(table, name) in missing else ""
             grid.add_row(Text(name), Text(column.label), status)
         console.print(grid)
     text = f"Methods in brackets are not in fedkeep yet. Data folder: {_data_folder()}"

@@ -61,16 +61,18 @@ def check_reductions(given: Any) -> tuple[Reduction, ...]:
     return reductions
 
 
-def require_effect(reductions: Iterable[Reduction], rounds: int, prefix: str = "") -> None:
+def require_effect(
+    reductions: Iterable[Reduction] | None, rounds: int, prefix: str = "", error: type[FedkeepError] = FedkeepError
+) -> None:
     """Raise if a reduction is for a round after the last one: the run would be one without it.
 
     >>> require_effect([Reduction(50, 0, 3, 10)], rounds=40)
     Traceback (most recent call last):
     fedkeep.errors.FedkeepError: reductions: round = 50 has no effect, because the last round is rounds = 40
     """
-    for one in reductions:
+    for one in reductions or ():
         if one.round > rounds:
-            raise FedkeepError(
+            raise error(
                 f"{prefix}reductions: round = {one.round} has no effect, because the last round is {prefix}rounds = "
                 f"{rounds}",
                 key=f"{prefix}reductions.round",

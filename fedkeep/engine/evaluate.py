@@ -41,7 +41,7 @@ def evaluate(
             return z.argmax(-1), task.criterion(z, truth).sum()
 
         predicted, total = each(one, params)
-        confusion = confusion + _count_pairs(truth, predicted, classes)
+        confusion = confusion + count_pairs(truth, predicted, classes)
         loss = loss + total
     return confusion, loss
 
@@ -53,7 +53,7 @@ def _in_chunks(x: Any, y: Tensor, inputs: InputPipeline, chunk: int) -> Iterator
         yield gather(x, part, inputs), y[part]
 
 
-def _count_pairs(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
+def count_pairs(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
     """Return how often each class [B] was predicted as each class [..., B]: [..., true, predicted].
 
     Counted, not multiplied from one-hot vectors: that takes C^2 operations for every example and model.

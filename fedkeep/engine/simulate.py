@@ -58,7 +58,7 @@ def simulate(
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
     checked = Settings(**cast(Any, settings))
-    require_effect(checked.reductions or (), checked.rounds)
+    require_effect(checked.reductions, checked.rounds)
     simulation = Simulation(method, model, data, clients, checked, callbacks, criterion)
     saving = {"checkpoint_every": checkpoint_every, "keep": keep}
     for name, number in saving.items():

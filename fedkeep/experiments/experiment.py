@@ -76,7 +76,7 @@ class Experiment(BaseModel):
         if isinstance(tables["train"], dict):
             settings = _settings({**tables["train"], "seed": tables.get("seed", 0)})
             if not recorded:  # runs of earlier versions are read as they are
-                _require_effect(settings)
+                require_effect(settings.reductions, settings.rounds, "train.", ConfigError)
             tables["train"] = settings
         try:
             made = cls(**tables)
@@ -233,13 +233,6 @@ def _settings(table: dict[str, Any]) -> Settings:
         if first.key in TRAIN:
             first.key = f"train.{first.key}"
         raise first from None
-
-
-def _require_effect(settings: Settings) -> None:
-    try:
-        require_effect(settings.reductions or (), settings.rounds, "train.")
-    except FedkeepError as error:
-        raise error.converted(ConfigError, str(error)) from None
 
 
 @functools.cache

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeep._util.validate import require_whole
-from fedkeep.analysis.recoverable import STUDY
 from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments.options import Options, Result
 from fedkeep.instruments.recoverable import require_examples, with_course
-from fedkeep.instruments.study import STUDIES, analyse, parse_study_names
+from fedkeep.instruments.study import analyse, needs_examples, parse_study_names
 from fedkeep.runs.history import Record
 from fedkeep.runs.reading import read_instruments, write_instruments
 
@@ -37,13 +36,12 @@ class Every:
                 valid=[1],
             )
         self.n, self.what, self.options = require_whole("n", n, low=1), parse_study_names(what), options or Options()
-        self.named = set(self.what) != set(STUDIES)  # with "all", a study that a run cannot have is left empty
         self.values: list[Result] = []
 
     def __call__(self, simulation: Simulation, record: Record) -> None:
         """Analyse the simulation if this round is due."""
         number = record["round"]
-        if self.named and STUDY in self.what:
+        if needs_examples(self.what, self.options.fit_on_test):
             require_examples(simulation, self.options)
         if number % self.n and number != simulation.settings.rounds:
             return

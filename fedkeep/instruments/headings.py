@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from fedkeep.analysis.recoverable import HALF_KEY, STUDY
+
 
 @dataclass(frozen=True)
 class Heading:
@@ -76,7 +78,7 @@ HEADINGS = {
     "recoverable.round_forgetting.after": Heading("round forgetting, with bias"),
     "recoverable.share": Heading("recoverable share of forgetting"),
 }
-_TEST_HALF = "recoverable.test_half."  # the bias was fitted on half of the test set
+_ON_HALF = f"{STUDY}.{HALF_KEY}."
 
 
 def heading_of(value: str) -> Heading:
@@ -87,8 +89,8 @@ def heading_of(value: str) -> Heading:
     >>> str(heading_of("alignment.layers.body.2.clients")), str(heading_of("neurons.preferences"))
     ('alignment, body.2 layer, local', 'neurons: preferences')
     """
-    if value.startswith(_TEST_HALF):
-        whole = heading_of(value.replace(_TEST_HALF, "recoverable."))
+    if value.startswith(_ON_HALF):
+        whole = heading_of(value.replace(_ON_HALF, f"{STUDY}."))
         return replace(whole, text=f"{whole.text} (on half of the test set)")
     for name, heading in HEADINGS.items():
         before, star, after = name.partition("*")

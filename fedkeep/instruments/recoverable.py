@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from fedkeep import forgetting, tree
 from fedkeep.analysis.recoverable import PUBLIC, STUDY, TEST_HALF, Course
 from fedkeep.engine import device
 from fedkeep.engine.class_bias import fit_class_bias
-from fedkeep.engine.evaluate import EVAL_BATCH
+from fedkeep.engine.evaluate import EVAL_BATCH, count_pairs
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments.options import Options, Result
@@ -45,7 +44,8 @@ def recoverable(simulation: Simulation, options: Options) -> Result:
             half = fitting_half(s.y_test).to(z.device)
             fit_z, fit_y, measured_z, measured_y = z[half], s.y_test[half], z[~half], s.y_test[~half]
         bias = fit_class_bias(fit_z, fit_y)
-        tables = [_confusion(one, measured_y) for one in (measured_z, measured_z.double() + bias.to(z.device))]
+        models = measured_z, measured_z.double() + bias.to(z.device)
+        tables = [count_pairs(measured_y, one.argmax(1), one.shape[1]).cpu().numpy() for one in models]
     return {
         "fitted_on": PUBLIC if public is not None else TEST_HALF,
         "n_fitted": len(fit_y),
@@ -100,9 +100,3 @@ def _test_logits(s: Simulation) -> Tensor:
     """Return the logits of the test set, [n, C], in the batches of the evaluation."""
     parts = (slice(start, start + EVAL_BATCH) for start in range(0, len(s.y_test), EVAL_BATCH))
     return torch.cat([s.task.apply(s.params, s.eval_inputs(tree.take(s.x_test, part))) for part in parts])
-
-
-def _confusion(z: Tensor, y: Tensor) -> np.ndarray:
-    """Return how often each class was predicted as each class: [true, predicted]."""
-    classes = z.shape[1]
-    return torch.bincount(y * classes + z.argmax(1), minlength=classes**2).reshape(classes, classes).cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from fedkeep import forgetting as fg
 from fedkeep import tree
 from fedkeep._util.validate import require_choice
+from fedkeep.analysis.recoverable import STUDY
 from fedkeep.engine.simulation import Simulation
 from fedkeep.instruments import formulas, surface
 from fedkeep.instruments.local_training import training
@@ -58,6 +59,14 @@ def parse_study_names(what: str | Iterable[str]) -> list[str]:
     for name in names:
         require_choice("what", name, [*STUDIES, "all"], what="instrument")
     return list(STUDIES) if "all" in names else list(dict.fromkeys(names))
+
+
+def needs_examples(names: Collection[str], fit_on_test: bool) -> bool:
+    """Return whether a run with these studies must have labelled examples on the server.
+
+    If all studies are wanted, one that a run cannot have is left empty.
+    """
+    return STUDY in names and set(names) != set(STUDIES) and not fit_on_test
 
 
 def forgetting_by_phase(trial: NextRound, options: Options) -> Result:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedkeep.analysis.recoverable import STUDY, TEST_HALF
+from fedkeep.analysis.recoverable import HALF_KEY, STUDY, TEST_HALF
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.instruments.every import Every, append_result
@@ -91,7 +91,7 @@ def value_of(history: History, measure: str) -> float | None:
     """
     if not history.instruments:
         return None
-    last, half = history.instruments[-1], f"{STUDY}.test_half."
+    last, half = history.instruments[-1], f"{STUDY}.{HALF_KEY}."
     if measure.startswith(f"{STUDY}.") and (last.get(STUDY, {}).get("fitted_on") == TEST_HALF) != (half in measure):
         return None
     return find_value(last, measure.replace(half, f"{STUDY}."))

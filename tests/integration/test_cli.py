@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import fedkeep
+from support.processes import run_script
 
 import fedkeep as fk
 from fedkeep.cli.methods import methods as cli_methods
@@ -164,5 +165,4 @@ def test_a_run_does_not_import_what_it_does_not_need(tmp_path: Path) -> None:
     fk.simulate("fedntd", "mlp", data, clients, rounds=1, participation=2, run_dir={str(tmp_path / "run")!r})
     print([name for name in ("torch._dynamo", "sklearn", "pandas", "matplotlib") if name in sys.modules])
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_script(code).stdout.strip() == "[]"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.cli import fedkeep
-from support.processes import count_lines, handles, processes_of, running_fedkeep, wait_until, workers_of
+from support.processes import count_lines, handles, processes_of, run_script, running_fedkeep, wait_until, workers_of
 from support.runs import assert_same_run, run_small, small_experiment
 
 import fedkeep as fk
@@ -79,8 +79,9 @@ def test_the_hint_of_an_interrupted_demo_is_true(tmp_path: Path) -> None:
 
 
 def test_importing_the_command_line_imports_nothing_large() -> None:
-    script = "import sys, fedkeep.cli; print([name for name in ('torch', 'numpy', 'typer') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_script(
+        "import sys, fedkeep.cli; print([name for name in ('torch', 'numpy', 'typer') if name in sys.modules])"
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -117,8 +118,7 @@ def test_a_process_that_imports_gets_no_ctrl_c() -> None:
                 print(blocked >> 1 & 1)
                 worker.process.kill()
     """
-    text = "\n".join(line[8:] for line in script.splitlines())
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120)
+    done = run_script(script)
     assert done.stdout.split() == ["1", "1"]
 
 
@@ -240,8 +240,7 @@ def test_a_signal_that_python_ignores_comes_again() -> None:
             except KeyboardInterrupt:
                 print("interrupted")
     """
-    text = "\n".join(line[8:] for line in script.splitlines())
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=300)
+    done = run_script(script)
     assert (done.stdout.strip(), done.stderr) == ("interrupted", "")
 
 
@@ -258,8 +257,7 @@ def test_ignored_signals_stay_ignored() -> None:
             signal.raise_signal(signal.SIGINT)
         print(json.dumps([signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGHUP, signal.SIGINT)]))
     """
-    text = "\n".join(line[8:] for line in script.splitlines())
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=300)
+    done = run_script(script)
     assert json.loads(done.stdout) == [True, True]
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,12 @@ def running_fedkeep(*args: str, **kwargs: object) -> Iterator[subprocess.Popen[s
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def run_script(script: str, limit: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run an indented script in a new interpreter and return its output; it must not fail."""
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit)
 
 
 def wait_until(
