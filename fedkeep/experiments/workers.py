@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
 MakeCallbacks = Callable[[], list[Callback]]  # called once per run; with several processes it must be picklable
-SECONDS_TO_END = 30.0  # for a process to save its run, after the signal to end
+SECONDS_TO_END = 120.0  # for a process to save its run, after the signal to end; a busy disk may take long
 # new processes: a fork of this one would inherit the locks of its threads, and its GPU
 PROCESSES: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 
