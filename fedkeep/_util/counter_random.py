@@ -11,11 +11,14 @@ axes, because of padding, begins with the numbers of the shorter one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from fedkeep._util.private_apis import active_transforms
 
 # Of the position along each axis, the last axis first: the golden ratio, then the roots of 7, 11, 13, 17 and 3. These
 # are the first 64 bits after the point; all of them are odd.
@@ -31,6 +34,7 @@ SHIFTS = (30, 27, 31)
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 AFTER = 1 << 32  # the position along the first axis of what comes after the batch, however long the batch is
 _STREAM = 0xD1B54A32D192ED03
+_SMALL = 1 << 16  # elements of a tensor whose counters are kept from call to call
 
 
 def mix(z: Tensor) -> Tensor:
@@ -83,15 +87,29 @@ def kept(key: Tensor, stream: int, shape: Sequence[int], p: float, batch: int | 
         return kept(key, stream, merged, p, rows).reshape(tuple(shape))
     if len(shape) == 1:
         return kept(key, stream, (*shape, 1), p, batch)[:, 0]
+    counters = (_kept_counters if _may_keep(shape, key.device) else _counters)(tuple(shape), batch, key.device)
+    words = mix((key ^ stream) + counters).view(torch.int32)
+    return (words if shape[-1] % 2 == 0 else words[..., :-1]) >= threshold(p)
+
+
+def _counters(shape: tuple[int, ...], batch: int | None, device: torch.device) -> Tensor:
+    """Return the counter of every second element along the last axis."""
     *leading, last = shape
-    counter = torch.arange((last + 1) // 2, device=key.device) * signed(STRIDES[0])
+    counters = torch.arange((last + 1) // 2, device=device) * signed(STRIDES[0])
     for axis, size in enumerate(reversed(leading), start=1):
-        position = torch.arange(size, device=key.device)
+        position = torch.arange(size, device=device)
         if axis == len(leading) and batch is not None:
             position = position + (position >= batch) * (AFTER - batch)
-        counter = counter + (position * signed(STRIDES[axis])).reshape(size, *[1] * axis)
-    words = mix((key ^ stream) + counter).view(torch.int32)
-    return words[..., :last] >= threshold(p)
+        counters = counters + (position * signed(STRIDES[axis])).reshape(size, *[1] * axis)
+    return counters
+
+
+_kept_counters = functools.lru_cache(maxsize=64)(_counters)
+
+
+def _may_keep(shape: Sequence[int], device: torch.device) -> bool:
+    """Return whether counters may be kept for other calls: not what a CUDA graph or a gradient transform computes."""
+    return device.type == "cpu" and math.prod(shape) <= _SMALL and active_transforms() in ((), ("vmap",))
 
 
 def drop(x: Tensor, key: Tensor, stream: int, p: float, batch: int | None = None) -> Tensor:

@@ -167,3 +167,12 @@ def test_positions_do_not_meet() -> None:
     rows = np.concatenate([places[3], (np.arange(8, dtype=np.uint64) + np.uint64(AFTER)) * np.uint64(STRIDES[3])])
     counters = (rows[:, None, None, None] + places[2][:, None, None] + places[1][:, None] + places[0]).ravel()
     assert len(np.unique(counters)) == len(counters)
+
+
+def test_it_works_inside_and_outside_of_transforms() -> None:
+    """What a transform computes must not be kept for calls outside of it."""
+    key, x = torch.tensor(1), torch.randn(7, 31)
+    inside = torch.func.grad(lambda x: drop(x, key, stream(0), 0.5).sum())(x)
+    assert torch.equal(drop(torch.ones_like(x), key, stream(0), 0.5), inside)
+    stacked = torch.vmap(torch.func.grad(lambda x: drop(x, key, stream(0), 0.5).sum()))(x[None])
+    assert torch.equal(stacked[0], inside)
