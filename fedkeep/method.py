@@ -64,6 +64,7 @@ class Batch(TypedDict, total=False):
     mask: Tensor  # False for padding
     note: Note  # of these examples, from `annotate`
     selected: Tree  # the examples that `select_examples` chose: x, y, weight, note
+    rehearsed: Tree  # what `rehearse` returned, of as many examples as the batch has
     position: Tensor  # in `measure` only: the example's position in a random permutation of the client's examples
 
 
@@ -90,6 +91,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "start": ("visit",),
     "annotate": ("visit", "x", "y"),
     "select_examples": ("visit", "y", "valid", "noise", "note"),
+    "rehearse": ("visit", "x", "y"),
     "loss": ("visit", "params", "batch"),
     "gradient_point": ("visit", "params", "grads"),
     "combine_gradients": ("visit", "params", "grads"),
@@ -106,6 +108,7 @@ _READABLE = {
     "prepare": ("client", "facts"),
     "start": ("client", "facts"),
     "annotate": ("local",),
+    "rehearse": ("local",),
     "finish": ("client", "facts", "local"),
     "personal_params": ("client",),
 }
@@ -176,6 +179,7 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
+    optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # the clients' optimisers for which it is defined
     averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
     # what the entries of an honest upload are like: a federation's server rejects others
     bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
@@ -240,6 +244,14 @@ class FedAvg:
         examples in `batch["selected"]`, never augmented, with their weight and note.
         """
         return None
+
+    def rehearse(self, visit: Visit, x: Any, y: Tensor) -> Tree:
+        """Return what local training rehearses of each example, such as pseudo data: once per visit, never augmented.
+
+        The loss finds in `batch["rehearsed"]` that of as many examples as the batch has. They are not those of the
+        batch, but follow one another in an order of their own, the same in every epoch.
+        """
+        return {}
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return the scalar that a local step descends."""

@@ -16,7 +16,7 @@ from fedkeep.method import FedAvg
 
 def require_whole_batches(method: FedAvg) -> None:
     """Raise if a method computes with single examples, for a model whose statistics are those of the batch."""
-    for hook in ("measure", "select_examples"):
+    for hook in ("measure", "select_examples", "rehearse"):
         if method.uses(hook):
             raise MethodError(
                 f"{method.name} computes with single examples ({hook}), but with BatchNorm by the statistics of the "

@@ -219,6 +219,8 @@ class LocalTraining:
                     notes = self.annotate_all(shared, local, x, y, torch.arange(len(y), device=y.device))
                 with at_stage(method, "select_examples"):
                     selected = self.selected_examples(shared, facts, local, x, y, plan.noise, notes)
+                with at_stage(method, "rehearse"):
+                    rehearsed = self.rehearse_all(shared, local, x, y, torch.arange(len(y), device=y.device))
             state, losses = task.optimizer.init(params), []
             with at_stage(method, "local training"):
                 for s, size in enumerate(plan.size):
@@ -226,6 +228,9 @@ class LocalTraining:
                     batch = {**take(at, tree.take(augment, (s, slice(size)))), **selected}
                     if self.annotates_once:
                         batch["note"] = tree.take(notes, at)
+                    if rehearsed:
+                        now = torch.from_numpy(plan.rehearsal[s, :size]).to(y.device)
+                        batch["rehearsed"] = tree.take(rehearsed, now)
                     losses.append(self.step(params, state, batch, shared, facts, local, lr))
             measured: Tree = {}
             if method.uses("measure"):
@@ -285,8 +290,19 @@ class LocalTraining:
         """Return the notes of all of a client's own examples, unaugmented, if this visit needs them; else nothing."""
         if not self.annotates:
             return {}
+        return self._for_all(lambda x, y: self.annotate(shared, local, x, y), x, y, own)
+
+    def rehearse_all(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
+        """Return what the method rehearses of all of a client's own examples, unaugmented."""
+        if not self.method.uses("rehearse"):
+            return {}
+        visit = Visit("rehearse", self.task, shared, local=local)
+        return self._for_all(lambda x, y: self.method.rehearse(visit, x, y), x, y, own)
+
+    def _for_all(self, hook: Callable[[Any, Tensor], Tree], x: Any, y: Tensor, own: Tensor) -> Tree:
+        """Call a hook with all of a client's own examples, a chunk at a time."""
         parts = torch.split(own, self.annotation_batch_size(x, own.device))
-        return tree.cat([self.annotate(shared, local, gather(x, at, self.inputs), y[at]) for at in parts])
+        return tree.cat([hook(gather(x, at, self.inputs), y[at]) for at in parts])
 
     def annotation_batch_size(self, x: Any, place: torch.device) -> int:
         """Return how many examples are annotated at a time; on a CPU the same in every runtime."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,13 +65,16 @@ class Stacked:
     def plan_ahead(self, jobs: Sequence[ClientJob]) -> None:
         """Copy the plans of the next cohort to the device while it is busy."""
         if self.graphs and jobs:
-            self._ahead = StackedPlan([jobs[k] for k in _longest_first(jobs)], self.y.device)
+            self._ahead = self._plan([jobs[k] for k in _longest_first(jobs)])
+
+    def _plan(self, jobs: Sequence[ClientJob]) -> StackedPlan:
+        return StackedPlan(jobs, self.y.device, rehearses=self.local.method.uses("rehearse"))
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         method, task = self.local.method, self.local.task
         plan, self._ahead = self._ahead, None
         if plan is None or not plan.is_of(jobs):
-            plan = StackedPlan(jobs, self.y.device)
+            plan = self._plan(jobs)
         client = tree.stack([job.client for job in jobs])
         facts = self.local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad():
@@ -90,6 +93,8 @@ class Stacked:
                 notes = self._notes(shared, local, plan)
             with at_stage(method, "select_examples"):
                 selected = self._selected(shared, facts, local, plan, notes)
+            with at_stage(method, "rehearse"):
+                rehearsed = self._client_by_client(self.local.rehearse_all, shared, local, plan)
             buffers = {
                 "shared": shared,
                 "facts": facts,
@@ -98,6 +103,7 @@ class Stacked:
                 "params": tree.map(torch.clone, params),
                 "state": map_clients(task.optimizer.init, params),
                 "notes": notes if self.local.annotates_once else {},
+                "rehearsed": rehearsed,
                 "plan": plan.steps_on_device,
                 "losses": torch.zeros(plan.steps_on_device["at"].shape[:2], dtype=task.dtype, device=self.y.device),
             }
@@ -137,6 +143,8 @@ class Stacked:
         batch = {**self._batch(plan, plan["augment"]), **running["selected"]}
         if self.local.annotates_once:
             batch["note"] = tree.take(buffers["notes"], plan["place"])
+        if buffers["rehearsed"]:
+            batch["rehearsed"] = tree.take(buffers["rehearsed"], plan["rehearsal"])
         uncertain: Tree = {}
         if n_certainly_live < n_computed:
             uncertain = tree.take({part: running[part] for part in ("params", "state")},
@@ -184,13 +192,15 @@ class Stacked:
 
     def _notes(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Annotate the cohort's examples: client by client, or all at once if `prepare` returns nothing."""
-        if not local:
-            return self.local.annotate_all(shared, local, self.x, self.y, plan.examples)
-        if self.graphs and self.each is not one_stream_each:
+        if local and self.graphs and self.each is not one_stream_each:
             return self._notes_of_stack(shared, local, plan)
-        parts = [
-            self.local.annotate_all(shared, tree.take(local, k), self.x, self.y, own) for k, own in enumerate(plan.own)
-        ]
+        return self._client_by_client(self.local.annotate_all, shared, local, plan)
+
+    def _client_by_client(self, hook: Callable[..., Tree], shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
+        """Call a hook with all examples of every client; of all clients at once if `prepare` returns nothing."""
+        if not local:
+            return hook(shared, local, self.x, self.y, plan.examples)
+        parts = [hook(shared, tree.take(local, k), self.x, self.y, own) for k, own in enumerate(plan.own)]
         return tree.cat(parts)
 
     def _notes_of_stack(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:

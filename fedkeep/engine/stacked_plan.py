@@ -16,7 +16,7 @@ from fedkeep.tree import Tree
 class StackedPlan:
     """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another."""
 
-    def __init__(self, jobs: Sequence[ClientJob], device: torch.device) -> None:
+    def __init__(self, jobs: Sequence[ClientJob], device: torch.device, rehearses: bool = False) -> None:
         steps = np.array([job.plan.steps for job in jobs])
         S, K, B = int(steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
         self.live = np.searchsorted(-steps, -np.arange(S), side="left").tolist()  # how many clients train in each step
@@ -25,10 +25,13 @@ class StackedPlan:
         place, at = np.zeros((S, K, B), dtype=np.int64), np.zeros((S, K, B), dtype=np.int64)
         mask = np.zeros((S, K, B), dtype=bool)
         augment = {key: np.zeros((S, K, B), dtype=np.int64) for key in jobs[0].plan.augment}
+        rehearsal = np.zeros((S, K, B), dtype=np.int64)
         for k, job in enumerate(jobs):
             s, b = job.plan.index.shape
             place[:s, k, :b], mask[:s, k, :b] = job.plan.index + starts[k], job.plan.mask
             at[:s, k, :b] = job.examples[job.plan.index]
+            if rehearses:
+                rehearsal[:s, k, :b] = job.plan.rehearsal + starts[k]
             for key, value in job.plan.augment.items():
                 augment[key][:s, k, :b] = value
 
@@ -36,8 +39,11 @@ class StackedPlan:
             t = torch.from_numpy(a)
             return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
-        # at: index into the training data; place: index into `examples`; mask: False for padding
-        self.steps_on_device: Tree = tree.map(put, {"at": at, "place": place, "mask": mask, "augment": augment})
+        # at: index into the training data; place, rehearsal: index into `examples`; mask: False for padding
+        steps_of_all = {"at": at, "place": place, "mask": mask, "augment": augment}
+        if rehearses:
+            steps_of_all["rehearsal"] = rehearsal
+        self.steps_on_device: Tree = tree.map(put, steps_of_all)
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
         self.start, self.last = put(starts), put(np.array(self.sizes) - 1)  # of each client's own examples

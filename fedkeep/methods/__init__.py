@@ -33,6 +33,7 @@ from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.fedreg import FedReg
 from fedkeep.methods.fedrod import FedRoD
 from fedkeep.methods.fedrs import FedRS
 from fedkeep.methods.fedsam import FedSAM
@@ -69,6 +70,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedRS",
+    "FedReg",
     "FedRoD",
     "FedSAM",
     "FedSOL",
@@ -114,6 +116,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedInit,
         FedSAM,
         FedSOL,
+        FedReg,
         FedKA,
         FedSSD,
         FedCAD,

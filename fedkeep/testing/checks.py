@@ -108,6 +108,8 @@ def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -
 
 
 def _stacked_equals_loop(method: FedAvg, problem: Problem, expect: Expect, **changes: Any) -> None:
+    if changes.get("optimizer", "sgd") not in method.optimizers:
+        return  # it is refused before a run starts
     loop = _trained(problem, method, **{**changes, "at_once": None})
     stacked = problem.run(method, engine="stacked", **{"eval_local_every": 1, **changes})
     expect.same(loop.server, stacked.server, "the server's trees differ between loop and stacked engine")

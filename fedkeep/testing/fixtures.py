@@ -77,9 +77,12 @@ def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
         notes = local.annotate(shared, prepared, x, y)
         own = tree.take(sim.x, slice(8))
         selected = local.selected_examples(shared, facts, prepared, own, y, np.linspace(0, 1, 8), notes)
+        rehearsed = local.rehearse_all(shared, prepared, own, y, torch.arange(7, -1, -1))
     batch = {"x": tree.take(x, slice(4 + pad)), "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4, **selected}
     if method.uses("annotate"):
         batch["note"] = tree.take(notes, slice(4 + pad))
+    if rehearsed:
+        batch["rehearsed"] = tree.take(rehearsed, slice(4 + pad))
     return shared, facts, prepared, batch
 
 

@@ -55,10 +55,15 @@ class EveryHook(FedAvg):
         score = torch.where(own, noise[None] + note["norm"][None] + visit.local["visits"], -1.0)
         return score.argmax(1), (visit.facts["label_counts"] > 0).to(score.dtype)
 
+    def rehearse(self, visit, x, y):
+        return {"x": x + 0.1, "z": visit.task.apply(visit.shared["params"], x) + visit.local["visits"], "y": y}
+
     def distance(self, visit, params, batch):
-        gap = tree.sub(params, visit.shared["params"])
-        z = visit.task.apply(params, batch["x"], train=True)
-        return 0.1 * tree.dot(gap, gap) + 0.01 * masked_mean(((z - batch["note"]["z"]) ** 2).sum(-1), batch["mask"])
+        gap, rehearsed = tree.sub(params, visit.shared["params"]), batch["rehearsed"]
+        z, kept = (visit.task.apply(params, x, train=True) for x in (batch["x"], rehearsed["x"]))
+        values = ((z - batch["note"]["z"]) ** 2).sum(-1) + ((kept - rehearsed["z"]) ** 2).sum(-1)
+        values = values + cross_entropy(kept, rehearsed["y"])
+        return 0.1 * tree.dot(gap, gap) + 0.01 * masked_mean(values, batch["mask"])
 
     def gradient_point(self, visit, params, grads):
         return tree.map(lambda w, g: w + visit.facts["lr"] / visit.facts["steps"] * g, params, grads["distance"])

@@ -23,7 +23,7 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-_VARIABLE_LENGTH = ("notes", "plan", "losses")  # the length of their leading axis changes from round to round
+_VARIABLE_LENGTH = ("notes", "rehearsed", "plan", "losses")  # their leading axes have another length in every round
 _MAX_COHORT_SIZES = 4  # buffers stay allocated for this many numbers of clients
 
 
