@@ -254,7 +254,11 @@ class FedAvg:
         return {}
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
-        """Return the scalar that a local step descends."""
+        """Return the scalar that a local step descends.
+
+        If `prepare` returns a tree `tracked`, return (loss, sums): the sums of every step are added to it, and `finish`
+        finds the totals in `visit.local["tracked"]`.
+        """
         z = visit.task.apply(params, batch["x"], train=True)
         return masked_mean(visit.task.criterion(z, batch["y"]), batch["mask"])
 

@@ -24,7 +24,14 @@ from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
 from fedkeep.engine import device
-from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection, require_whole_batches
+from fedkeep.engine.client_hooks import (
+    at_stage,
+    require_loss,
+    require_pair,
+    require_selection,
+    require_whole_batches,
+    with_own_sums,
+)
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
 from fedkeep.errors import MethodError
@@ -78,14 +85,14 @@ class LocalTraining:
         local: Tree,
         lr: float | Tensor,
         each: Each = call_one,
-        gradients: Callable[[Tree], tuple[Tensor, Tree]] | None = None,
+        gradients: Callable[[Tree], tuple[Tensor, Tree, Tree]] | None = None,
     ) -> Tensor:
         """Take one local step, in place: the only function in which a client's weights change. Return the loss.
 
         `gradients` may compute what `losses_and_gradients` does in another way, with the same result.
         """
         trees = {"params": params, "batch": batch, "shared": shared, "facts": facts, "local": local}
-        losses, grads = gradients(trees) if gradients is not None else self.losses_and_gradients(trees, each)
+        losses, grads, sums = gradients(trees) if gradients is not None else self.losses_and_gradients(trees, each)
         optimizer = self.task.optimizer
         with torch.no_grad():
             if self.task.dtype == torch.float32 and optimizer.fused:
@@ -95,10 +102,11 @@ class LocalTraining:
                 new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
                 tree.copy_(params, new[0])
                 tree.copy_(state, new[1])
+            tree.map(Tensor.add_, local.get("tracked", {}), sums)
         return losses
 
-    def losses_and_gradients(self, trees: Tree, each: Each) -> tuple[Tensor, Tree]:
-        """Return every client's loss and the gradient for its optimiser: combined, corrected and clipped."""
+    def losses_and_gradients(self, trees: Tree, each: Each) -> tuple[Tensor, Tree, Tree]:
+        """Return every client's loss, the gradient for its optimiser (combined, corrected, clipped) and its sums."""
         params, batch, shared, facts, local = (trees[key] for key in ("params", "batch", "shared", "facts", "local"))
         method = self.method
         several = len(method.passes) > 1
@@ -108,6 +116,7 @@ class LocalTraining:
             batch = {**batch, "note": noted}
         losses: dict[str, Tensor] = {}
         gradients: Tree = {}
+        sums: Tree = {}
         for name in method.passes:
             point = params
             if gradients and method.uses("gradient_point"):
@@ -121,7 +130,8 @@ class LocalTraining:
                         facts,
                         local,
                     )
-            losses[name], gradient = self._gradient(name, point, batch, shared, facts, local, each)
+            losses[name], gradient, tracked = self._gradient(name, point, batch, shared, facts, local, each)
+            sums = tracked or sums
             gradients[name] = self.task.accelerator.as_tensors(gradient) if changed else gradient
         grads = gradients if several else gradients["loss"]
         with torch.no_grad():
@@ -129,15 +139,15 @@ class LocalTraining:
                 grads = each(
                     lambda g, w, f, loc: self._final_gradient(g, w, shared, f, loc), grads, params, facts, local
                 )
-        return losses["loss"].detach(), grads
+        return losses["loss"].detach(), grads, tree.detach(sums)
 
     def _gradient(
         self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
-    ) -> tuple[Tensor, Tree]:
-        """Return every client's loss and gradient of one pass at these weights."""
+    ) -> tuple[Tensor, Tree, Tree]:
+        """Return every client's loss and gradient of one pass at these weights, and the sums that the pass tracks."""
         point = tree.map(lambda w: w.detach().requires_grad_(), point)
         with torch.enable_grad():
-            losses: Tensor = each(
+            losses, sums = each(
                 lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc, each), point, batch, facts, local
             )
             total = losses.sum()
@@ -148,22 +158,28 @@ class LocalTraining:
                 key=name,
             )
         grads = torch.autograd.grad(total, tree.leaves(point), materialize_grads=True)
-        return losses, tree.like(point, grads)
+        return losses, tree.like(point, grads), sums
 
-    def _loss(self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each) -> Tensor:
-        """Return the loss of one pass on one client's batch; missing notes are computed if the loss reads them."""
+    def _loss(
+        self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
+    ) -> tuple[Tensor, Tree]:
+        """Return the loss of one pass on one client's batch, and the sums to track.
+
+        Missing notes are computed if the loss reads them.
+        """
         if "note" not in batch:
             batch = _LazyNotes(batch, lambda: self.annotate(shared, local, batch["x"], batch["y"]))
         visit = self._in_step(name, shared, facts, local)
         with self._of_batch(batch, each):
-            loss: Tensor = getattr(self.method, name)(visit, params, batch)
+            result = getattr(self.method, name)(visit, params, batch)
+        loss, sums = require_loss(self.method, name, result, local.get("tracked", {}))
         if loss.ndim:
             raise MethodError(
                 f"{self.method.name}: {name} must return a single number, not {tuple(loss.shape)}: average over the "
                 "examples with losses.masked_mean(values, batch['mask'])",
                 key=name,
             )
-        return loss
+        return loss, sums
 
     def _annotate_batch(self, shared: Tree, local: Tree, batch: Tree, each: Each) -> Tree:
         with self._of_batch(batch, each):
@@ -212,7 +228,7 @@ class LocalTraining:
         with seeded(plan.seed, y.device):
             with torch.no_grad():
                 with at_stage(method, "prepare"):
-                    local = method.prepare(Visit("prepare", task, shared, client, facts))
+                    local = with_own_sums(method.prepare(Visit("prepare", task, shared, client, facts)))
                 with at_stage(method, "start"):
                     params = tree.map(torch.clone, method.start(Visit("start", task, shared, client, facts)))
                 with at_stage(method, "annotate"):

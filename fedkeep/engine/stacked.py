@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
-from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection
+from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection, with_own_sums
 from fedkeep.engine.gpu.graphs import Graphs
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
@@ -84,6 +84,7 @@ class Stacked:
                     local = map_clients(
                         lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts
                     )
+                    local = with_own_sums(local)
             with at_stage(method, "start"):
                 if method.uses("start"):
                     params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
@@ -115,7 +116,7 @@ class Stacked:
                     self.replay.expect(plan.live)
                 for s, active in enumerate(plan.live):
                     self._step(buffers, s, active, active, lr)
-        params, losses = buffers["params"], buffers["losses"][: len(plan.live)]
+        params, local, losses = buffers["params"], buffers["local"], buffers["losses"][: len(plan.live)]
         measured = self._measure(params, shared, facts, local, plan) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
             upload, client = map_clients(
@@ -147,8 +148,8 @@ class Stacked:
             batch["rehearsed"] = tree.take(buffers["rehearsed"], plan["rehearsal"])
         uncertain: Tree = {}
         if n_certainly_live < n_computed:
-            uncertain = tree.take({part: running[part] for part in ("params", "state")},
-                                  slice(n_certainly_live, n_computed))  # fmt: skip
+            changing = {"tracked": running["local"].get("tracked", {}), **{k: running[k] for k in ("params", "state")}}
+            uncertain = tree.take(changing, slice(n_certainly_live, n_computed))
         before = tree.map(torch.clone, uncertain)
         losses = self.local.step(
             running["params"],

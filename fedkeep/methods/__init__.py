@@ -22,6 +22,7 @@ from fedkeep.methods.fedcm import FedCM
 from fedkeep.methods.fedcurv import FedCurv
 from fedkeep.methods.feddecorr import FedDecorr
 from fedkeep.methods.feddf import FedDF
+from fedkeep.methods.feddistill import FedDistill
 from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedexp import FedExP
 from fedkeep.methods.fedgkd import FedGKD
@@ -58,6 +59,7 @@ __all__ = [
     "FedCurv",
     "FedDF",
     "FedDecorr",
+    "FedDistill",
     "FedDyn",
     "FedExP",
     "FedGKD",
@@ -105,6 +107,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedVLS,
         FedRoD,
         FedDecorr,
+        FedDistill,
         FedGKD,
         FedGKDVote,
         FedCurv,

@@ -43,6 +43,7 @@ class EveryHook(FedAvg):
             "last": visit.client["last"],
             "share": visit.facts["label_counts"] / visit.facts["n"],
             "visits": visit.client["visits"],
+            "tracked": {"loss": visit.client["visits"], "z": visit.facts["label_counts"]},
         }
 
     def annotate(self, visit, x, y):
@@ -74,7 +75,8 @@ class EveryHook(FedAvg):
         base = cross_entropy(z, batch["y"]) + 0.01 * ((z - batch["note"]["z"]) ** 2).sum(-1)
         anchor = ((task.apply(params, selected["x"], train=True) - selected["note"]["z"]) ** 2).sum(-1)
         weighted = (anchor * selected["weight"]).sum() / selected["weight"].sum()
-        return masked_mean(base, batch["mask"]) + self.a * weighted
+        loss = masked_mean(base, batch["mask"]) + self.a * weighted
+        return loss, {"loss": loss, "z": torch.where(batch["mask"][:, None], z, 0).sum(0)}
 
     def combine_gradients(self, visit, params, grads):
         share = visit.local["share"].max()
@@ -94,6 +96,7 @@ class EveryHook(FedAvg):
     def finish(self, visit, params, measured):
         visits = visit.client["visits"]
         upload = {"params": params, "n": visit.facts["n"], "hits": measured["hits"], "visits": visits}
+        upload["tracked"] = visit.local["tracked"]
         return upload, {"last": tree.sub(params, visit.shared["params"]), "visits": visits + 1}
 
     def personal_params(self, visit):
@@ -103,7 +106,8 @@ class EveryHook(FedAvg):
         rng = torch.Generator().manual_seed(cohort.seed)
         shift = 1e-3 * float(torch.rand(1, generator=rng)) * cohort.round
         params = tree.map(lambda w: w + shift, tree.mean(uploads["params"], uploads["n"]))
-        return {"params": params, "seen": server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum()}
+        tracked = uploads["tracked"]["loss"].sum() + uploads["tracked"]["z"].sum(0)
+        return {"params": params, "seen": server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum() + tracked}
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ class Graphs:
             self.step(static.buffers, static.s, n_computed, n_certainly_live, static.lr)
             static.s += 1
 
-        changed = {"s": static.s, **{part: static.buffers[part] for part in ("params", "state", "losses")}}
+        changed = {"s": static.s, "tracked": static.buffers["local"].get("tracked", {})}
+        changed.update({part: static.buffers[part] for part in ("params", "state", "losses")})
         before = tree.map(torch.clone, changed)
         side_stream = torch.cuda.Stream(self.task.device)  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream(self.task.device))
