@@ -65,6 +65,7 @@ class Batch(TypedDict, total=False):
     note: Note  # of these examples, from `annotate`
     selected: Tree  # the examples that `select_examples` chose: x, y, weight, note
     rehearsed: Tree  # what `rehearse` returned, of as many examples as the batch has
+    noise: Tensor  # `noise_size` uniform random numbers in [0, 1) per example, new ones in every step
     position: Tensor  # in `measure` only: the example's position in a random permutation of the client's examples
 
 
@@ -202,6 +203,11 @@ class FedAvg:
         for f in dataclasses.fields(self):
             if "hyper" in f.metadata:
                 f.metadata["hyper"].check(self.name, f.name, getattr(self, f.name))
+
+    @property
+    def noise_size(self) -> int:
+        """How many random numbers per example the passes of a step need; they find them in `batch["noise"]`."""
+        return 0
 
     # Server hooks
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util import counter_noise
 from fedkeep._util.batch_norm import real_examples
 from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
@@ -247,6 +248,8 @@ class LocalTraining:
                     if rehearsed:
                         now = torch.from_numpy(plan.rehearsal[s, :size]).to(y.device)
                         batch["rehearsed"] = tree.take(rehearsed, now)
+                    if method.noise_size:
+                        batch["noise"] = self.noise(torch.tensor(plan.noise_seed, device=y.device), s, size)
                     losses.append(self.step(params, state, batch, shared, facts, local, lr))
             measured: Tree = {}
             if method.uses("measure"):
@@ -283,7 +286,12 @@ class LocalTraining:
         visit = self._in_step("measure", shared, facts, local)
         return tree.detach(self.method.measure(visit, params, cast(Batch, batch)))
 
-    # Notes and selected examples
+    # Notes, selected and rehearsed examples, random numbers
+
+    def noise(self, seed: Tensor, step: int | Tensor, examples: int) -> Tensor:
+        """Return the random numbers of a step, for the seed of one client or those of several."""
+        precise = torch.promote_types(self.task.dtype, torch.float32)
+        return counter_noise.uniform(seed, step, examples, self.method.noise_size, precise)
 
     @property
     def annotates_once(self) -> bool:

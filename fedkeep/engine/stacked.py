@@ -106,6 +106,7 @@ class Stacked:
                 "notes": notes if self.local.annotates_once else {},
                 "rehearsed": rehearsed,
                 "plan": plan.steps_on_device,
+                "noise_seed": plan.noise_seeds() if method.noise_size else {},
                 "losses": torch.zeros(plan.steps_on_device["at"].shape[:2], dtype=task.dtype, device=self.y.device),
             }
         with at_stage(method, "local training"):
@@ -137,7 +138,7 @@ class Stacked:
         The first `n_certainly_live` of them still train. The others, up to `n_computed`, are computed too, but those
         that finished earlier keep their weights.
         """
-        running = {part: buffers[part] for part in ("params", "state", "facts", "local", "selected")}
+        running = {part: buffers[part] for part in ("params", "state", "facts", "local", "selected", "noise_seed")}
         if n_computed < buffers["losses"].shape[1]:
             running = tree.take(running, slice(n_computed))
         plan = tree.map(lambda t: _row(t, s, n_computed), buffers["plan"])
@@ -146,6 +147,8 @@ class Stacked:
             batch["note"] = tree.take(buffers["notes"], plan["place"])
         if buffers["rehearsed"]:
             batch["rehearsed"] = tree.take(buffers["rehearsed"], plan["rehearsal"])
+        if self.local.method.noise_size:
+            batch["noise"] = self.local.noise(running["noise_seed"], s, plan["at"].shape[-1])
         uncertain: Tree = {}
         if n_certainly_live < n_computed:
             changing = {"tracked": running["local"].get("tracked", {}), **{k: running[k] for k in ("params", "state")}}

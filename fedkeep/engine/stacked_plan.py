@@ -63,6 +63,10 @@ class StackedPlan:
                 at[s, k, : len(own)], mask[s, k, : len(own)] = job.examples[own], True
         return {"at": self.put(at), "mask": self.put(mask)}, clients
 
+    def noise_seeds(self) -> Tensor:
+        """Return the clients' seeds of the random numbers of their steps, [K]."""
+        return self.put(np.array([job.plan.noise_seed for job in self.jobs]))
+
     def is_of(self, jobs: Sequence[ClientJob]) -> bool:
         """Return whether this was made from the plans of these jobs."""
         return len(jobs) == len(self.jobs) and all(a.plan is b.plan for a, b in zip(jobs, self.jobs, strict=True))

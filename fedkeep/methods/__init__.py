@@ -25,6 +25,7 @@ from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddistill import FedDistill
 from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedexp import FedExP
+from fedkeep.methods.fedgen import FedGen
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedinit import FedInit
@@ -64,6 +65,7 @@ __all__ = [
     "FedExP",
     "FedGKD",
     "FedGKDVote",
+    "FedGen",
     "FedInit",
     "FedKA",
     "FedLC",
@@ -108,6 +110,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedRoD,
         FedDecorr,
         FedDistill,
+        FedGen,
         FedGKD,
         FedGKDVote,
         FedCurv,

@@ -82,6 +82,8 @@ def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
     batch = {"x": tree.take(x, slice(4 + pad)), "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4, **selected}
     if method.uses("annotate"):
         batch["note"] = tree.take(notes, slice(4 + pad))
+    if method.noise_size:
+        batch["noise"] = local.noise(torch.tensor(job.plan.noise_seed), 0, 4 + pad)
     if rehearsed:
         batch["rehearsed"] = tree.take(rehearsed, slice(4 + pad))
     return shared, facts, prepared, batch

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 import torch
 from support.errors import raises
-from support.methods import METHODS, SAM, EveryHook
+from support.methods import METHODS, SAM, EveryHook, quick
 from support.problems import Problem, gap
 
 from fedkeep import tree
@@ -21,7 +21,7 @@ from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, FedAvg, hyper
 from fedkeep.testing import CHECKS, check_method
 
-INSTANCES = {name: method() for name, method in METHODS.items()}  # one each: checks share the runs of an instance
+INSTANCES = {name: quick(name) for name in METHODS}  # one each: checks share the runs of an instance
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -90,7 +90,14 @@ COVERED_BY_WRAPPERS = (
     "fedsam", "fedsol",
 )  # fmt: skip
 SENDS_MORE = ("fednova", "flashback", "feddistill")  # than one model's weights and n
-SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm")  # in the broadcast: the mod itself raises
+SEVERAL_MODELS = (
+    "scaffold",
+    "fedcurv",
+    "fedgkd",
+    "fedgkd_vote",
+    "fedcm",
+    "fedgen",
+)  # in the broadcast: the mod itself raises
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)
