@@ -40,6 +40,8 @@ from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
+REHEARSED_AT_ONCE = 256  # examples: the hook may compute gradients, which takes more memory than notes
+
 
 class ClientJob(NamedTuple):
     """One client's part of a round."""
@@ -314,19 +316,19 @@ class LocalTraining:
         """Return the notes of all of a client's own examples, unaugmented, if this visit needs them; else nothing."""
         if not self.annotates:
             return {}
-        return self._for_all(lambda x, y: self.annotate(shared, local, x, y), x, y, own)
+        size = self.annotation_batch_size(x, own.device)
+        return self._for_all(lambda x, y: self.annotate(shared, local, x, y), x, y, own, size)
 
     def rehearse_all(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
         """Return what the method rehearses of all of a client's own examples, unaugmented."""
         if not self.method.uses("rehearse"):
             return {}
         visit = Visit("rehearse", self.task, shared, local=local)
-        return self._for_all(lambda x, y: self.method.rehearse(visit, x, y), x, y, own)
+        return self._for_all(lambda x, y: self.method.rehearse(visit, x, y), x, y, own, REHEARSED_AT_ONCE)
 
-    def _for_all(self, hook: Callable[[Any, Tensor], Tree], x: Any, y: Tensor, own: Tensor) -> Tree:
-        """Call a hook with all of a client's own examples, a chunk at a time."""
-        parts = torch.split(own, self.annotation_batch_size(x, own.device))
-        return tree.cat([hook(gather(x, at, self.inputs), y[at]) for at in parts])
+    def _for_all(self, hook: Callable[[Any, Tensor], Tree], x: Any, y: Tensor, own: Tensor, size: int) -> Tree:
+        """Call a hook with all of a client's own examples, `size` at a time."""
+        return tree.cat([hook(gather(x, at, self.inputs), y[at]) for at in torch.split(own, size)])
 
     def annotation_batch_size(self, x: Any, place: torch.device) -> int:
         """Return how many examples are annotated at a time; on a CPU the same in every runtime."""
