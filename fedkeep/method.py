@@ -64,6 +64,8 @@ class Batch(TypedDict, total=False):
     mask: Tensor  # False for padding
     note: Note  # of these examples, from `annotate`
     selected: Tree  # the examples that `select_examples` chose: x, y, weight, note
+    rehearsed: Tree  # what `rehearse` returned, of as many examples as the batch has
+    noise: Tensor  # `noise_size` uniform random numbers in [0, 1) per example, new ones in every step
     position: Tensor  # in `measure` only: the example's position in a random permutation of the client's examples
 
 
@@ -90,6 +92,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "start": ("visit",),
     "annotate": ("visit", "x", "y"),
     "select_examples": ("visit", "y", "valid", "noise", "note"),
+    "rehearse": ("visit", "x", "y"),
     "loss": ("visit", "params", "batch"),
     "gradient_point": ("visit", "params", "grads"),
     "combine_gradients": ("visit", "params", "grads"),
@@ -106,6 +109,7 @@ _READABLE = {
     "prepare": ("client", "facts"),
     "start": ("client", "facts"),
     "annotate": ("local",),
+    "rehearse": ("local",),
     "finish": ("client", "facts", "local"),
     "personal_params": ("client",),
 }
@@ -176,6 +180,7 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
+    optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # the clients' optimisers for which it is defined
     averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
     # what the entries of an honest upload are like: a federation's server rejects others
     bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
@@ -198,6 +203,11 @@ class FedAvg:
         for f in dataclasses.fields(self):
             if "hyper" in f.metadata:
                 f.metadata["hyper"].check(self.name, f.name, getattr(self, f.name))
+
+    @property
+    def noise_size(self) -> int:
+        """How many random numbers per example the passes of a step need; they find them in `batch["noise"]`."""
+        return 0
 
     # Server hooks
 
@@ -241,8 +251,20 @@ class FedAvg:
         """
         return None
 
+    def rehearse(self, visit: Visit, x: Any, y: Tensor) -> Tree:
+        """Return what local training rehearses of each example, such as pseudo data: once per visit, never augmented.
+
+        The loss finds in `batch["rehearsed"]` that of as many examples as the batch has. They are not those of the
+        batch, but follow one another in an order of their own, the same in every epoch.
+        """
+        return {}
+
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
-        """Return the scalar that a local step descends."""
+        """Return the scalar that a local step descends.
+
+        If `prepare` returns a tree `tracked`, return (loss, sums): the sums of every step are added to it, and `finish`
+        finds the totals in `visit.local["tracked"]`.
+        """
         z = visit.task.apply(params, batch["x"], train=True)
         return masked_mean(visit.task.criterion(z, batch["y"]), batch["mask"])
 

@@ -200,6 +200,58 @@ def train_labelled(
     return train(task, params, loss, lambda w: validation_loss(task, w, public), n, cohort.seed, options)
 
 
+def train_network(
+    task: Task,
+    network: Tree,
+    loss: Callable[[Tree, Tree], tuple[Tensor, Tree]],
+    draws: Tree,
+    optimizer: Optimizer,
+    state: Tree,
+    lr: float,
+) -> tuple[Tree, Tree]:
+    """Train a network of the server's own, such as a generator; return it and the optimiser's state.
+
+    On a GPU the loss may be replayed without being called: it must be a pure function of its arguments.
+
+    Args:
+        task: the task.
+        network: {"params": its weights, "buffers": what changes without a gradient, such as running means}.
+        loss: `loss(network, draw)` returns the scalar of one step and the next buffers.
+        draws: random labels, noise and so on, stacked on a leading axis: one entry per step.
+        optimizer: for the weights.
+        state: its state, from `optimizer.init(network["params"])` or from the last round.
+        lr: the learning rate.
+    """
+    network, state = tree.map(torch.clone, tree.detach(network)), tree.map(torch.clone, state)
+    row = torch.zeros(1, dtype=torch.int64, device=task.device)
+
+    def step() -> None:
+        draw = tree.map(lambda t: t.index_select(0, row)[0], draws)
+        with torch.enable_grad():
+            params = tree.map(lambda w: w.detach().requires_grad_(), network["params"])
+            value, buffers = loss({"params": params, "buffers": network["buffers"]}, draw)
+            grads = tree.like(params, torch.autograd.grad(value, tree.leaves(params), materialize_grads=True))
+        with torch.no_grad():
+            _update(task, optimizer, grads, state, network["params"], lr)
+            tree.copy_(network["buffers"], buffers)
+            row.add_(1)
+
+    repeat = task.accelerator.capture(step)
+    for _ in range(len(tree.leaves(draws)[0])):
+        repeat()
+    return network, state
+
+
+def _update(task: Task, optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
+    """Take a step of an optimiser, in place."""
+    if task.device.type != "cpu" and task.dtype == torch.float32 and optimizer.fused:
+        task.accelerator.update_(optimizer, grads, state, params, lr)
+        return
+    new_params, new_state = optimizer.update(grads, state, params, lr)
+    tree.copy_(params, new_params)
+    tree.copy_(state, new_state)
+
+
 class _Training:
     """Training in place: a step and a check read and write the same tensors at every call, so both can be replayed.
 
@@ -218,7 +270,6 @@ class _Training:
         options: Options,
     ) -> None:
         self.task, self.loss, self.check, self.n, self.seed, self.options = task, loss, check, n, seed, options
-        self.fused = task.device.type != "cpu" and task.dtype == torch.float32 and options.optimizer.fused
         per_epoch = -(-n // options.batch_size)
         self.epochs_per_poll = -(-_STEPS_PER_POLL // per_epoch) if task.accelerator.queues else 1
         rows = self.epochs_per_poll * per_epoch
@@ -269,12 +320,7 @@ class _Training:
             value = self.loss(params, at[:batch_size])
             grads = tree.like(params, torch.autograd.grad(value, tree.leaves(params), materialize_grads=True))
         with torch.no_grad():
-            if self.fused:
-                self.task.accelerator.update_(optimizer, grads, self.state, self.params, lr)
-            else:
-                new_params, new_state = optimizer.update(grads, self.state, self.params, lr)
-                tree.copy_(self.params, new_params)
-                tree.copy_(self.state, new_state)
+            _update(self.task, optimizer, grads, self.state, self.params, lr)
             self.row += 1
             self.step_count += 1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,7 @@ class Task:
         *,
         optimizer: Optimizer | None = None,
         lr: Callable[[int], float] = lambda round: 0.01,
+        seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
@@ -95,6 +96,7 @@ class Task:
         check_model(model)
         self.n_classes, self.n_clients, self.public = n_classes, n_clients, public
         self.optimizer, self.lr = optimizer or SGD(), lr  # of the clients; lr(round) is the learning rate of a round
+        self.seed = seed  # of the run, for what a method draws in `init_server`
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
         self.criterion = require_criterion(criterion, n_classes, self.device, dtype)
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
@@ -134,12 +136,7 @@ class Task:
 
     def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
         """Return (features before the classifier, logits) in one pass."""
-        if not self.has_features:
-            raise ModelError(
-                f"{type(self._eval).__name__} needs two methods, features(x) and head(h), with forward(x) = "
-                "head(features(x)), for a method that reads features",
-                key="model.features",
-            )
+        self._require_features()
 
         def both(module: Any) -> tuple[Tensor, Tensor]:
             features = module.features(x)
@@ -147,6 +144,36 @@ class Task:
 
         features, logits = self._call(train, params, x, both, batch)
         return features.to(self.dtype), logits.to(self.dtype)
+
+    def head(self, params: Tree, features: Tensor, train: bool = False) -> Tensor:
+        """Return the logits of features [B, n_features]: the classifier alone."""
+        self._require_features()
+        logits: Tensor = self._call(train, params, features, lambda module: cast(Any, module).head(features))
+        return logits.to(self.dtype)
+
+    @functools.cached_property
+    def n_features(self) -> int:
+        """The number of features that the head takes, found by calling it."""
+        self._require_features()
+        weights = [*self._eval.parameters(), *self._eval.buffers()]
+        for width in dict.fromkeys(w.shape[1] for w in reversed(weights) if w.ndim == 2):  # the classifier comes last
+            with torch.no_grad(), suppress(Exception):
+                features = torch.zeros(1, width, dtype=self.dtype, device=self.device)
+                if self.head(self.init, features).shape == (1, self.n_classes):
+                    return int(width)
+        raise ModelError(
+            f"the head of {type(self._eval).__name__} takes no features of the shape [examples, features], which a "
+            "method that makes features needs",
+            key="model.head",
+        )
+
+    def _require_features(self) -> None:
+        if not self.has_features:
+            raise ModelError(
+                f"{type(self._eval).__name__} needs two methods, features(x) and head(h), with forward(x) = "
+                "head(features(x)), for a method that reads features",
+                key="model.features",
+            )
 
     def example_gradients(self, params: Tree, x: Any, y: Tensor) -> Tree:
         """Return the gradient of the criterion for every example, in evaluation mode, [B, ...] each.

@@ -33,6 +33,8 @@ STRIDES = (
 SHIFTS = (30, 27, 31)
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 AFTER = 1 << 32  # the position along the first axis of what comes after the batch, however long the batch is
+_BITS = 24  # of a uniform number: exact in float32 and above
+_STEP, _EXAMPLE = 40, 20  # bits of its counter below the step's, and below the example's
 _STREAM = 0xD1B54A32D192ED03
 _SMALL = 1 << 16  # elements of a tensor whose counters are kept from call to call
 
@@ -47,6 +49,21 @@ def mix(z: Tensor) -> Tensor:
     z = (z ^ _shifted(z, first)) * signed(FACTORS[0])
     z = (z ^ _shifted(z, second)) * signed(FACTORS[1])
     return z ^ _shifted(z, last)
+
+
+def uniform(seed: Tensor, step: int | Tensor, examples: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Return uniform random numbers in [0, 1), `size` for each example of a step: seeds [...] -> [..., examples, size].
+
+    The numbers of an example do not depend on how many others there are.
+
+    >>> few, many = (uniform(torch.tensor(7), 0, examples, 3, torch.float32) for examples in (1, 5))
+    >>> torch.equal(few, many[:1])
+    True
+    """
+    example, number = (torch.arange(n, device=seed.device) for n in (examples, size))
+    counter = (example[:, None] << _EXAMPLE) + number + 1 + (step << _STEP)
+    bits = _shifted(mix(seed[..., None, None] + counter * signed(STRIDES[0])), 64 - _BITS)
+    return torch.div(bits.to(dtype), 2**_BITS)
 
 
 def step_key(seed: int, step: Tensor) -> Tensor:

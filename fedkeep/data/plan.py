@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep._util.batches import count_batches
 from fedkeep.data.augment import Augment
-from fedkeep.data.seeds import AUGMENT, DROPOUT, MODULE, NOISE, ORDER, generator, seed_stream
+from fedkeep.data.seeds import AUGMENT, DROPOUT, MODULE, NOISE, ORDER, REHEARSAL, STEP_NOISE, generator, seed_stream
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,20 @@ class ClientPlan:
     def noise(self) -> np.ndarray:
         """One uniform random number per example, [n], for the hook `select_examples`."""
         return generator(NOISE, *self.key).random(self.n)
+
+    @cached_property
+    def noise_seed(self) -> int:
+        """The seed of the random numbers of every step, `batch["noise"]`: a whole number of 64 bits, with a sign."""
+        return int(seed_stream(STEP_NOISE, *self.key).generate_state(1, np.uint64).view(np.int64)[0])
+
+    @cached_property
+    def rehearsal(self) -> np.ndarray:
+        """The positions of the examples that each step rehearses, [S, B]: one random order, repeated in every epoch."""
+        width = self.index.shape[1]
+        order = generator(REHEARSAL, *self.key).permutation(self.n)[: self.per_epoch * width]
+        index = np.zeros(self.per_epoch * width, dtype=np.int64)
+        index[: len(order)] = order
+        return np.resize(index.reshape(self.per_epoch, width), self.index.shape)
 
     @cached_property
     def seed(self) -> int:

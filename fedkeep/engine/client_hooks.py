@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep import tree
 from fedkeep.engine.round_parts import visit_part
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
+from fedkeep.tree import Tree
 
 
 def require_whole_batches(method: FedAvg) -> None:
     """Raise if a method computes with single examples, for a model whose statistics are those of the batch."""
-    for hook in ("measure", "select_examples"):
+    for hook in ("measure", "select_examples", "rehearse"):
         if method.uses(hook):
             raise MethodError(
                 f"{method.name} computes with single examples ({hook}), but with BatchNorm by the statistics of the "
@@ -31,6 +33,28 @@ def require_pair(method: FedAvg, hook: str, pair: str, value: Any) -> tuple[Any,
     if not isinstance(value, tuple) or len(value) != 2:
         raise MethodError(f"{method.name}: {hook} must return {pair}, not {type(value).__name__}", key=hook)
     return value
+
+
+def require_loss(method: FedAvg, name: str, value: Any, tracked: Tree) -> tuple[Tensor, Tree]:
+    """Return the loss of a pass and the sums that it tracks; raise unless they are those that `prepare` started.
+
+    Only the pass `loss` tracks sums.
+    """
+    if name != "loss" or not (tracked or isinstance(value, tuple)):
+        return value, {}
+    loss, sums = require_pair(method, "loss", "(loss, sums), since prepare returns `tracked`", value)
+    if not isinstance(sums, dict) or tree.spec(sums) != tree.spec(tracked):
+        raise MethodError(
+            f"{method.name}: the sums that loss returns must be like the `tracked` that prepare returns, with the same "
+            "names, shapes and dtypes",
+            key="loss",
+        )
+    return loss, sums
+
+
+def with_own_sums(local: Tree) -> Tree:
+    """Return what `prepare` returned, with copies of the sums that training adds to."""
+    return {**local, "tracked": tree.map(torch.clone, local["tracked"])} if "tracked" in local else local
 
 
 def require_selection(method: FedAvg, choice: Any) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def footprint(method: FedAvg) -> Footprint:
 
 
 def _small_simulation(method: FedAvg) -> tuple[Simulation, str]:
-    """Return a simulation of two clients, with a model so large that single numbers do not count, and the public set.
+    """Return a simulation of two clients, with a model as large as ResNet-8 and as many features, and the public set.
 
     Which public set the method needs is found by trial: first without examples, then without their labels.
     """
@@ -58,7 +58,7 @@ def _small_simulation(method: FedAvg) -> tuple[Simulation, str]:
     data = from_arrays(x, y, x, y)
     clients = np.array_split(np.arange(30), 2)
     settings = Settings(rounds=1, participation=2, epochs=1, engine="loop", device="cpu")
-    model = models.build("mlp", (16,), 3, hidden=(256,))
+    model = models.build("mlp", (16,), 3, hidden=(1024, 64))
     try:
         return Simulation(method, model, data, clients, settings), "no"
     except MethodError:

@@ -19,19 +19,29 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util import counter_random
 from fedkeep._util.batch_norm import real_examples
 from fedkeep._util.dropout import keyed
 from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
 from fedkeep.engine import device
-from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection, require_whole_batches
+from fedkeep.engine.client_hooks import (
+    at_stage,
+    require_loss,
+    require_pair,
+    require_selection,
+    require_whole_batches,
+    with_own_sums,
+)
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
 from fedkeep.errors import MethodError
 from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
 from fedkeep.tree import Tree
+
+REHEARSED_AT_ONCE = 256  # examples: the hook may compute gradients, which takes more memory than notes
 
 
 class ClientJob(NamedTuple):
@@ -79,14 +89,14 @@ class LocalTraining:
         local: Tree,
         lr: float | Tensor,
         each: Each = call_one,
-        gradients: Callable[[Tree], tuple[Tensor, Tree]] | None = None,
+        gradients: Callable[[Tree], tuple[Tensor, Tree, Tree]] | None = None,
     ) -> Tensor:
         """Take one local step, in place: the only function in which a client's weights change. Return the loss.
 
         `gradients` may compute what `losses_and_gradients` does in another way, with the same result.
         """
         trees = {"params": params, "batch": batch, "shared": shared, "facts": facts, "local": local}
-        losses, grads = gradients(trees) if gradients is not None else self.losses_and_gradients(trees, each)
+        losses, grads, sums = gradients(trees) if gradients is not None else self.losses_and_gradients(trees, each)
         optimizer = self.task.optimizer
         with torch.no_grad():
             if self.task.dtype == torch.float32 and optimizer.fused:
@@ -96,10 +106,11 @@ class LocalTraining:
                 new = each(lambda g, s, w: optimizer.update(g, s, w, lr), grads, state, params)
                 tree.copy_(params, new[0])
                 tree.copy_(state, new[1])
+            tree.map(Tensor.add_, local.get("tracked", {}), sums)
         return losses
 
-    def losses_and_gradients(self, trees: Tree, each: Each) -> tuple[Tensor, Tree]:
-        """Return every client's loss and the gradient for its optimiser: combined, corrected and clipped."""
+    def losses_and_gradients(self, trees: Tree, each: Each) -> tuple[Tensor, Tree, Tree]:
+        """Return every client's loss, the gradient for its optimiser (combined, corrected, clipped) and its sums."""
         params, batch, shared, facts, local = (trees[key] for key in ("params", "batch", "shared", "facts", "local"))
         method = self.method
         several = len(method.passes) > 1
@@ -109,6 +120,7 @@ class LocalTraining:
             batch = {**batch, "note": noted}
         losses: dict[str, Tensor] = {}
         gradients: Tree = {}
+        sums: Tree = {}
         for name in method.passes:
             point = params
             if gradients and method.uses("gradient_point"):
@@ -122,7 +134,8 @@ class LocalTraining:
                         facts,
                         local,
                     )
-            losses[name], gradient = self._gradient(name, point, batch, shared, facts, local, each)
+            losses[name], gradient, tracked = self._gradient(name, point, batch, shared, facts, local, each)
+            sums = tracked or sums
             gradients[name] = self.task.accelerator.as_tensors(gradient) if changed else gradient
         grads = gradients if several else gradients["loss"]
         with torch.no_grad():
@@ -130,15 +143,15 @@ class LocalTraining:
                 grads = each(
                     lambda g, w, f, loc: self._final_gradient(g, w, shared, f, loc), grads, params, facts, local
                 )
-        return losses["loss"].detach(), grads
+        return losses["loss"].detach(), grads, tree.detach(sums)
 
     def _gradient(
         self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
-    ) -> tuple[Tensor, Tree]:
-        """Return every client's loss and gradient of one pass at these weights."""
+    ) -> tuple[Tensor, Tree, Tree]:
+        """Return every client's loss and gradient of one pass at these weights, and the sums that the pass tracks."""
         point = tree.map(lambda w: w.detach().requires_grad_(), point)
         with torch.enable_grad():
-            losses: Tensor = each(
+            losses, sums = each(
                 lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc, each), point, batch, facts, local
             )
             total = losses.sum()
@@ -149,22 +162,28 @@ class LocalTraining:
                 key=name,
             )
         grads = torch.autograd.grad(total, tree.leaves(point), materialize_grads=True)
-        return losses, tree.like(point, grads)
+        return losses, tree.like(point, grads), sums
 
-    def _loss(self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each) -> Tensor:
-        """Return the loss of one pass on one client's batch; missing notes are computed if the loss reads them."""
+    def _loss(
+        self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
+    ) -> tuple[Tensor, Tree]:
+        """Return the loss of one pass on one client's batch, and the sums to track.
+
+        Missing notes are computed if the loss reads them.
+        """
         if "note" not in batch:
             batch = _LazyNotes(batch, lambda: self.annotate(shared, local, batch["x"], batch["y"]))
         visit = self._in_step(name, shared, facts, local)
         with self._of_batch(batch, each):
-            loss: Tensor = getattr(self.method, name)(visit, params, batch)
+            result = getattr(self.method, name)(visit, params, batch)
+        loss, sums = require_loss(self.method, name, result, local.get("tracked", {}))
         if loss.ndim:
             raise MethodError(
                 f"{self.method.name}: {name} must return a single number, not {tuple(loss.shape)}: average over the "
                 "examples with losses.masked_mean(values, batch['mask'])",
                 key=name,
             )
-        return loss
+        return loss, sums
 
     def _annotate_batch(self, shared: Tree, local: Tree, batch: Tree, each: Each) -> Tree:
         with self._of_batch(batch, each):
@@ -219,13 +238,15 @@ class LocalTraining:
         with seeded(plan.seed, y.device):
             with torch.no_grad():
                 with at_stage(method, "prepare"):
-                    local = method.prepare(Visit("prepare", task, shared, client, facts))
+                    local = with_own_sums(method.prepare(Visit("prepare", task, shared, client, facts)))
                 with at_stage(method, "start"):
                     params = tree.map(torch.clone, method.start(Visit("start", task, shared, client, facts)))
                 with at_stage(method, "annotate"):
                     notes = self.annotate_all(shared, local, x, y, torch.arange(len(y), device=y.device))
                 with at_stage(method, "select_examples"):
                     selected = self.selected_examples(shared, facts, local, x, y, plan.noise, notes)
+                with at_stage(method, "rehearse"):
+                    rehearsed = self.rehearse_all(shared, local, x, y, torch.arange(len(y), device=y.device))
             state, losses = task.optimizer.init(params), []
             with at_stage(method, "local training"):
                 for s, size in enumerate(plan.size):
@@ -235,6 +256,11 @@ class LocalTraining:
                         batch["note"] = tree.take(notes, at)
                     if dropout_keys is not None:
                         batch["dropout_key"] = dropout_keys[s]
+                    if rehearsed:
+                        now = torch.from_numpy(plan.rehearsal[s, :size]).to(y.device)
+                        batch["rehearsed"] = tree.take(rehearsed, now)
+                    if method.noise_size:
+                        batch["noise"] = self.noise(torch.tensor(plan.noise_seed, device=y.device), s, size)
                     losses.append(self.step(params, state, batch, shared, facts, local, lr))
             measured: Tree = {}
             if method.uses("measure"):
@@ -271,7 +297,12 @@ class LocalTraining:
         visit = self._in_step("measure", shared, facts, local)
         return tree.detach(self.method.measure(visit, params, cast(Batch, batch)))
 
-    # Notes and selected examples
+    # Notes, selected and rehearsed examples, random numbers
+
+    def noise(self, seed: Tensor, step: int | Tensor, examples: int) -> Tensor:
+        """Return the random numbers of a step, for the seed of one client or those of several."""
+        precise = torch.promote_types(self.task.dtype, torch.float32)
+        return counter_random.uniform(seed, step, examples, self.method.noise_size, precise)
 
     @property
     def annotates_once(self) -> bool:
@@ -294,8 +325,19 @@ class LocalTraining:
         """Return the notes of all of a client's own examples, unaugmented, if this visit needs them; else nothing."""
         if not self.annotates:
             return {}
-        parts = torch.split(own, self.annotation_batch_size(x, own.device))
-        return tree.cat([self.annotate(shared, local, gather(x, at, self.inputs), y[at]) for at in parts])
+        size = self.annotation_batch_size(x, own.device)
+        return self._for_all(lambda x, y: self.annotate(shared, local, x, y), x, y, own, size)
+
+    def rehearse_all(self, shared: Tree, local: Tree, x: Any, y: Tensor, own: Tensor) -> Tree:
+        """Return what the method rehearses of all of a client's own examples, unaugmented."""
+        if not self.method.uses("rehearse"):
+            return {}
+        visit = Visit("rehearse", self.task, shared, local=local)
+        return self._for_all(lambda x, y: self.method.rehearse(visit, x, y), x, y, own, REHEARSED_AT_ONCE)
+
+    def _for_all(self, hook: Callable[[Any, Tensor], Tree], x: Any, y: Tensor, own: Tensor, size: int) -> Tree:
+        """Call a hook with all of a client's own examples, `size` at a time."""
+        return tree.cat([hook(gather(x, at, self.inputs), y[at]) for at in torch.split(own, size)])
 
     def annotation_batch_size(self, x: Any, place: torch.device) -> int:
         """Return how many examples are annotated at a time; on a CPU the same in every runtime."""

@@ -79,7 +79,7 @@ def privatise(
     assert settings.dp_clip is not None
     assert settings.dp_noise is not None
     clip, deviation = settings.dp_clip, settings.dp_noise * settings.dp_clip
-    change = robust.changes(server, uploads, method.averaged)
+    change = robust.changes(server, uploads, robust.averaged(method, uploads))
     factor = (clip / robust.norms(change, len(cohort.ids)).clamp(min=1e-300)).clamp(max=1.0)
 
     def noised_mean(t: Tensor) -> Any:
@@ -89,7 +89,7 @@ def privatise(
 
     means = tree.map(noised_mean, change)
     means["params"] = tree.map(lambda w, d: w.double() + d, server["params"], means["params"])
-    means = tree.map(lambda m, t: m.to(t.dtype), means, {entry: uploads[entry] for entry in method.averaged})
+    means = tree.map(lambda m, t: m.to(t.dtype), means, {entry: uploads[entry] for entry in change})
     return robust.with_mean(robust.with_equal_n(uploads), means, len(cohort.ids))
 
 

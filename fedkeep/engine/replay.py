@@ -21,7 +21,8 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-Gradients = Callable[[Tree], tuple[Tensor, Tree]]  # from a step's trees to the losses and the gradients
+Result = tuple[Tensor, Tree, Tree]  # the losses, the gradients and the tracked sums of a step
+Gradients = Callable[[Tree], Result]  # from a step's trees
 
 MIN_USES = 100  # a recording takes as long as about fifty steps
 MAX_WEIGHTS = 2_000_000  # of all clients together; above, the operations themselves take the time
@@ -29,7 +30,7 @@ MAX_RECORDINGS = 64  # further kinds of steps are computed in Python: to replace
 
 
 class Replay:
-    """Computes a step's losses and gradients, from recordings where they pay.
+    """Computes a step's losses, gradients and tracked sums, from recordings where they pay.
 
     `gradients` computes them in Python, `n_weights` is the size of the model, `rounds` the length of the run.
     """
@@ -44,8 +45,8 @@ class Replay:
         """Take note of how many clients train in each step of a round."""
         self._uses = Counter(live)
 
-    def __call__(self, trees: Tree) -> tuple[Tensor, Tree]:
-        """Return the losses of a step's clients, [K], and their gradients."""
+    def __call__(self, trees: Tree) -> Result:
+        """Return the losses of a step's clients, [K], their gradients and what they track."""
         n_clients = len(trees["batch"]["mask"])
         if not self.works or not self._pays(n_clients):
             return self.gradients(trees)
@@ -65,12 +66,11 @@ class Replay:
     def _pays(self, n_clients: int) -> bool:
         return self._uses[n_clients] * self.rounds >= MIN_USES and n_clients * self.n_weights <= MAX_WEIGHTS
 
-    def _record(self, key: Any, trees: Tree, inputs: list[Tensor]) -> tuple[Tensor, Tree]:
+    def _record(self, key: Any, trees: Tree, inputs: list[Tensor]) -> Result:
         """Take this step in Python and record it. What cannot be recorded is computed in Python from now on."""
 
         def flat(*tensors: Tensor) -> list[Tensor]:
-            losses, grads = self.gradients(tree.like(trees, tensors))
-            return [losses, *tree.leaves(grads)]
+            return _flat(self.gradients(tree.like(trees, tensors)))
 
         try:
             outputs, recording = record(flat, inputs)
@@ -80,9 +80,9 @@ class Replay:
             return self.gradients(trees)
         recording.compile(inputs)
         self.recordings[key] = _Recorded(recording)
-        return outputs[0], tree.like(trees["params"], outputs[1:])
+        return _like(trees, outputs)
 
-    def _checked(self, recorded: _Recorded, trees: Tree, inputs: list[Tensor]) -> tuple[Tensor, Tree]:
+    def _checked(self, recorded: _Recorded, trees: Tree, inputs: list[Tensor]) -> Result:
         """Return the result in Python; if the replay's is another, do without replays from now on.
 
         A module or a hook may do something else at every call, by a state or a random number of its own.
@@ -107,14 +107,20 @@ class _Recorded:
     def __init__(self, recording: Recording) -> None:
         self.recording, self.uses, self.next_check = recording, 0, 1
 
-    def __call__(self, trees: Tree, inputs: list[Tensor]) -> tuple[Tensor, Tree]:
+    def __call__(self, trees: Tree, inputs: list[Tensor]) -> Result:
         with torch.no_grad():
-            losses, *grads = self.recording(inputs)
-        return losses, tree.like(trees["params"], grads)
+            return _like(trees, self.recording(inputs))
 
 
-def _flat(result: tuple[Tensor, Tree]) -> list[Tensor]:
-    return [result[0], *tree.leaves(result[1])]
+def _flat(result: Result) -> list[Tensor]:
+    return [result[0], *tree.leaves(result[1]), *tree.leaves(result[2])]
+
+
+def _like(trees: Tree, flat: Sequence[Tensor]) -> Result:
+    """Undo `_flat`: gradients are like the weights, sums like those that `prepare` started."""
+    sums = trees["local"].get("tracked", {})
+    first = len(flat) - len(tree.leaves(sums))
+    return flat[0], tree.like(trees["params"], flat[1:first]), tree.like(sums, flat[first:])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

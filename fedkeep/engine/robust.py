@@ -58,12 +58,14 @@ def resist(method: FedAvg, server: Tree, uploads: Tree, cohort: Cohort, settings
     uploads = with_equal_n(uploads)
     if kind in NEEDS_MEAN:
         trim = (size - 1) // 2 if kind == "median" else settings.hostile
-        means = {entry: tree.map(lambda t: trimmed_mean(t, trim), uploads[entry]) for entry in method.averaged}
+        means = {
+            entry: tree.map(lambda t: trimmed_mean(t, trim), uploads[entry]) for entry in averaged(method, uploads)
+        }
         return with_mean(uploads, means, size), cohort
     if kind == "clip":
-        return {**uploads, **clip_to_median_norm(server, uploads, _entries(method))}, cohort
+        return {**uploads, **clip_to_median_norm(server, uploads, _entries(method, uploads))}, cohort
     keep = 1 if kind == "krum" else size - settings.hostile
-    chosen = krum(server, uploads, _entries(method), settings.hostile, keep)
+    chosen = krum(server, uploads, _entries(method, uploads), settings.hostile, keep)
     index = torch.tensor(chosen, device=uploads["n"].device if "n" in uploads else None)
     return tree.take(uploads, index), replace(cohort, ids=tuple(cohort.ids[k] for k in chosen))
 
@@ -127,6 +129,11 @@ def krum(server: Tree, uploads: Tree, entries: Sequence[str], hostile: int, keep
     return sorted(closest.sum(1).argsort(stable=True)[:keep].tolist())
 
 
-def _entries(method: FedAvg) -> tuple[str, ...]:
+def averaged(method: FedAvg, uploads: Tree) -> tuple[str, ...]:
+    """Return the entries that the method averages, of those that its options let clients upload."""
+    return tuple(entry for entry in method.averaged if entry in uploads)
+
+
+def _entries(method: FedAvg, uploads: Tree) -> tuple[str, ...]:
     """Return the entries that are compared between clients."""
-    return method.averaged or ("params",)
+    return averaged(method, uploads) or ("params",)

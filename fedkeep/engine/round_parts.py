@@ -14,10 +14,12 @@ PREFIX = "fedkeep: "
 _STAGES = {
     "annotate": "notes",
     "select_examples": "selection of examples",
+    "rehearse": "rehearsal",
     "local training": "local steps",
     "the visit": "other work of a visit",
 }
-_OPTIONAL = ("prepare", "annotate", "select_examples", "measure")  # hooks that do nothing unless a method has its own
+# hooks that do nothing unless a method has its own
+_OPTIONAL = ("prepare", "annotate", "select_examples", "rehearse", "measure")
 
 
 def round_part(name: str) -> AbstractContextManager[object]:

@@ -45,7 +45,15 @@ def broadcast(method: FedAvg, server: Tree) -> Tree:
 
 
 def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
-    """Raise if this method cannot be aggregated as the settings say."""
+    """Raise if this method cannot be trained or aggregated as the settings say."""
+    if settings.optimizer not in method.optimizers:
+        raise MethodError(
+            f"{method.name} is defined for clients that train with {' or '.join(method.optimizers)}, not with "
+            f'{settings.optimizer}: set optimizer = "{method.optimizers[0]}"',
+            key="optimizer",
+            value=settings.optimizer,
+            valid=method.optimizers,
+        )
     robust.require_supported(method, settings, n_clients)
     if settings.aggregation == "mean" and settings.hostile != Settings.hostile:
         log.warning('hostile = %d has no effect with aggregation = "mean": choose another', settings.hostile)

@@ -46,6 +46,7 @@ def make_task(
         criterion,
         optimizer=optim.make(settings.optimizer, settings.momentum, settings.weight_decay),
         lr=settings.lr_in,
+        seed=settings.seed,
         device=place,
         dtype=DTYPES[settings.dtype],
         autocast=DTYPES[settings.autocast] if settings.autocast else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
-from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection
+from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection, with_own_sums
 from fedkeep.engine.gpu.graphs import Graphs
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
@@ -68,7 +68,8 @@ class Stacked:
             self._ahead = self._plan([jobs[k] for k in _longest_first(jobs)])
 
     def _plan(self, jobs: Sequence[ClientJob]) -> StackedPlan:
-        return StackedPlan(jobs, self.y.device, self.local.task.may_drop)
+        local = self.local
+        return StackedPlan(jobs, self.y.device, may_drop=local.task.may_drop, rehearses=local.method.uses("rehearse"))
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         method, task = self.local.method, self.local.task
@@ -84,6 +85,7 @@ class Stacked:
                     local = map_clients(
                         lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts
                     )
+                    local = with_own_sums(local)
             with at_stage(method, "start"):
                 if method.uses("start"):
                     params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
@@ -93,6 +95,8 @@ class Stacked:
                 notes = self._notes(shared, local, plan)
             with at_stage(method, "select_examples"):
                 selected = self._selected(shared, facts, local, plan, notes)
+            with at_stage(method, "rehearse"):
+                rehearsed = self._client_by_client(self.local.rehearse_all, shared, local, plan)
             buffers = {
                 "shared": shared,
                 "facts": facts,
@@ -101,7 +105,9 @@ class Stacked:
                 "params": tree.map(torch.clone, params),
                 "state": map_clients(task.optimizer.init, params),
                 "notes": notes if self.local.annotates_once else {},
+                "rehearsed": rehearsed,
                 "plan": plan.steps_on_device,
+                "noise_seed": plan.noise_seeds() if method.noise_size else {},
                 "losses": torch.zeros(plan.steps_on_device["at"].shape[:2], dtype=task.dtype, device=self.y.device),
             }
         with at_stage(method, "local training"):
@@ -112,7 +118,7 @@ class Stacked:
                     self.replay.expect(plan.live)
                 for s, active in enumerate(plan.live):
                     self._step(buffers, s, active, active, lr)
-        params, losses = buffers["params"], buffers["losses"][: len(plan.live)]
+        params, local, losses = buffers["params"], buffers["local"], buffers["losses"][: len(plan.live)]
         measured = self._measure(params, shared, facts, local, plan) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
             upload, client = map_clients(
@@ -133,7 +139,7 @@ class Stacked:
         The first `n_certainly_live` of them still train. The others, up to `n_computed`, are computed too, but those
         that finished earlier keep their weights.
         """
-        running = {part: buffers[part] for part in ("params", "state", "facts", "local", "selected")}
+        running = {part: buffers[part] for part in ("params", "state", "facts", "local", "selected", "noise_seed")}
         if n_computed < buffers["losses"].shape[1]:
             running = tree.take(running, slice(n_computed))
         plan = tree.map(lambda t: _row(t, s, n_computed), buffers["plan"])
@@ -142,10 +148,14 @@ class Stacked:
             batch["note"] = tree.take(buffers["notes"], plan["place"])
         if "dropout_key" in plan:
             batch["dropout_key"] = plan["dropout_key"]
+        if buffers["rehearsed"]:
+            batch["rehearsed"] = tree.take(buffers["rehearsed"], plan["rehearsal"])
+        if self.local.method.noise_size:
+            batch["noise"] = self.local.noise(running["noise_seed"], s, plan["at"].shape[-1])
         uncertain: Tree = {}
         if n_certainly_live < n_computed:
-            uncertain = tree.take({part: running[part] for part in ("params", "state")},
-                                  slice(n_certainly_live, n_computed))  # fmt: skip
+            changing = {"tracked": running["local"].get("tracked", {}), **{k: running[k] for k in ("params", "state")}}
+            uncertain = tree.take(changing, slice(n_certainly_live, n_computed))
         before = tree.map(torch.clone, uncertain)
         losses = self.local.step(
             running["params"],
@@ -189,13 +199,15 @@ class Stacked:
 
     def _notes(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Annotate the cohort's examples: client by client, or all at once if `prepare` returns nothing."""
-        if not local:
-            return self.local.annotate_all(shared, local, self.x, self.y, plan.examples)
-        if self.graphs and self.each is not one_stream_each:
+        if local and self.graphs and self.each is not one_stream_each:
             return self._notes_of_stack(shared, local, plan)
-        parts = [
-            self.local.annotate_all(shared, tree.take(local, k), self.x, self.y, own) for k, own in enumerate(plan.own)
-        ]
+        return self._client_by_client(self.local.annotate_all, shared, local, plan)
+
+    def _client_by_client(self, hook: Callable[..., Tree], shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
+        """Call a hook with all examples of every client; of all clients at once if `prepare` returns nothing."""
+        if not local:
+            return hook(shared, local, self.x, self.y, plan.examples)
+        parts = [hook(shared, tree.take(local, k), self.x, self.y, own) for k, own in enumerate(plan.own)]
         return tree.cat(parts)
 
     def _notes_of_stack(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:

@@ -16,10 +16,12 @@ from fedkeep.tree import Tree
 class StackedPlan:
     """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another.
 
-    `may_drop`: with a key of each step's dropout, [S, K].
+    `may_drop`: with a key of each step's dropout, [S, K]. `rehearses`: with the examples rehearsed in each step.
     """
 
-    def __init__(self, jobs: Sequence[ClientJob], device: torch.device, may_drop: bool = False) -> None:
+    def __init__(
+        self, jobs: Sequence[ClientJob], device: torch.device, may_drop: bool = False, rehearses: bool = False
+    ) -> None:
         steps = np.array([job.plan.steps for job in jobs])
         S, K, B = int(steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
         self.live = np.searchsorted(-steps, -np.arange(S), side="left").tolist()  # how many clients train in each step
@@ -28,10 +30,13 @@ class StackedPlan:
         place, at = np.zeros((S, K, B), dtype=np.int64), np.zeros((S, K, B), dtype=np.int64)
         mask = np.zeros((S, K, B), dtype=bool)
         augment = {key: np.zeros((S, K, B), dtype=np.int64) for key in jobs[0].plan.augment}
+        rehearsal = np.zeros((S, K, B), dtype=np.int64)
         for k, job in enumerate(jobs):
             s, b = job.plan.index.shape
             place[:s, k, :b], mask[:s, k, :b] = job.plan.index + starts[k], job.plan.mask
             at[:s, k, :b] = job.examples[job.plan.index]
+            if rehearses:
+                rehearsal[:s, k, :b] = job.plan.rehearsal + starts[k]
             for key, value in job.plan.augment.items():
                 augment[key][:s, k, :b] = value
         steps_on_host: Tree = {"at": at, "place": place, "mask": mask, "augment": augment}
@@ -44,7 +49,9 @@ class StackedPlan:
             t = torch.from_numpy(a)
             return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
-        # at: index into the training data; place: index into `examples`; mask: False for padding
+        # at: index into the training data; place, rehearsal: index into `examples`; mask: False for padding
+        if rehearses:
+            steps_on_host["rehearsal"] = rehearsal
         self.steps_on_device: Tree = tree.map(put, steps_on_host)
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
@@ -64,6 +71,10 @@ class StackedPlan:
             for s, own in enumerate(batches):
                 at[s, k, : len(own)], mask[s, k, : len(own)] = job.examples[own], True
         return {"at": self.put(at), "mask": self.put(mask)}, clients
+
+    def noise_seeds(self) -> Tensor:
+        """Return the clients' seeds of the random numbers of their steps, [K]."""
+        return self.put(np.array([job.plan.noise_seed for job in self.jobs]))
 
     def is_of(self, jobs: Sequence[ClientJob]) -> bool:
         """Return whether this was made from the plans of these jobs."""

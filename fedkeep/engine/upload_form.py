@@ -27,6 +27,10 @@ class _TaskWithoutModel(Task):
         zero = sum(((w * 0).sum() for w in tree.leaves(params)), torch.zeros((), device=self.device))
         return torch.zeros(len(x), self.n_classes, dtype=self.dtype, device=self.device) + zero.to(self.dtype)
 
+    def head(self, params: Tree, features: Tensor, train: bool = False) -> Tensor:
+        """Return logits of 0 that depend on every weight."""
+        return self.apply(params, features, train)
+
     def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
         """Return (one feature of 0, logits of 0)."""
         logits = self.apply(params, x, train)

@@ -34,6 +34,8 @@ MEANINGS = {  # of what the methods of the registry upload
     "v": "the same, multiplied by the weights",
     "r": "the number of rounds it has taken part in",
     "mu": "the number of examples of each class on this node",
+    "dm": "how its mean logits of each class have changed (FedDistill+)",
+    "dh": "of which classes it has got or lost its examples",
 }
 
 

@@ -22,8 +22,10 @@ from fedkeep.methods.fedcm import FedCM
 from fedkeep.methods.fedcurv import FedCurv
 from fedkeep.methods.feddecorr import FedDecorr
 from fedkeep.methods.feddf import FedDF
+from fedkeep.methods.feddistill import FedDistill
 from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedexp import FedExP
+from fedkeep.methods.fedgen import FedGen
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedinit import FedInit
@@ -34,6 +36,7 @@ from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
 from fedkeep.methods.fedprox import FedProx
+from fedkeep.methods.fedreg import FedReg
 from fedkeep.methods.fedrod import FedRoD
 from fedkeep.methods.fedrs import FedRS
 from fedkeep.methods.fedsam import FedSAM
@@ -58,10 +61,12 @@ __all__ = [
     "FedCurv",
     "FedDF",
     "FedDecorr",
+    "FedDistill",
     "FedDyn",
     "FedExP",
     "FedGKD",
     "FedGKDVote",
+    "FedGen",
     "FedInit",
     "FedKA",
     "FedKeep",
@@ -71,6 +76,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedRS",
+    "FedReg",
     "FedRoD",
     "FedSAM",
     "FedSOL",
@@ -106,6 +112,8 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedVLS,
         FedRoD,
         FedDecorr,
+        FedDistill,
+        FedGen,
         FedGKD,
         FedGKDVote,
         FedCurv,
@@ -117,6 +125,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedInit,
         FedSAM,
         FedSOL,
+        FedReg,
         FedKA,
         FedSSD,
         FedCAD,

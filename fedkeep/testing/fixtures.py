@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
+from fedkeep.engine.client_hooks import with_own_sums
 from fedkeep.engine.gpu.graphs import graph_sizes
 from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
@@ -39,7 +40,7 @@ def one_step(sim: Simulation, pad: int) -> Tree:
     loss = local.step(params, sim.task.optimizer.init(params), batch, shared, facts, prepared, 0.1)
     batch["position"] = torch.arange(4 + pad)
     measured = local.measure(params, batch, shared, facts, prepared) if sim.method.uses("measure") else {}
-    return {"params": params, "loss": loss, "measured": measured}
+    return {"params": params, "loss": loss, "measured": measured, "tracked": prepared.get("tracked", {})}
 
 
 def changed_in_a_step(sim: Simulation) -> dict[str, list[str]]:
@@ -73,13 +74,18 @@ def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
     counts = np.bincount(y[:4].numpy(), minlength=sim.task.n_classes)
     facts = tree.take(local.facts([job.plan], counts[None], 0.1), 0)
     with torch.no_grad():
-        prepared = method.prepare(Visit("prepare", sim.task, shared, job.client, facts))
+        prepared = with_own_sums(method.prepare(Visit("prepare", sim.task, shared, job.client, facts)))
         notes = local.annotate(shared, prepared, x, y)
         own = tree.take(sim.x, slice(8))
         selected = local.selected_examples(shared, facts, prepared, own, y, np.linspace(0, 1, 8), notes)
+        rehearsed = local.rehearse_all(shared, prepared, own, y, torch.arange(7, -1, -1))
     batch = {"x": tree.take(x, slice(4 + pad)), "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4, **selected}
     if method.uses("annotate"):
         batch["note"] = tree.take(notes, slice(4 + pad))
+    if method.noise_size:
+        batch["noise"] = local.noise(torch.tensor(job.plan.noise_seed), 0, 4 + pad)
+    if rehearsed:
+        batch["rehearsed"] = tree.take(rehearsed, slice(4 + pad))
     return shared, facts, prepared, batch
 
 

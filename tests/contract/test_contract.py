@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 import torch
 from support.errors import raises
-from support.methods import METHODS, SAM, EveryHook
+from support.methods import METHODS, SAM, EveryHook, quick
 from support.problems import Problem, gap
 
 from fedkeep import tree
@@ -21,7 +21,7 @@ from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, FedAvg, hyper
 from fedkeep.testing import CHECKS, check_method
 
-INSTANCES = {name: method() for name, method in METHODS.items()}  # one each: checks share the runs of an instance
+INSTANCES = {name: quick(name) for name in METHODS}  # one each: checks share the runs of an instance
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -233,6 +233,21 @@ def test_a_loss_of_several_numbers_is_rejected(problem: Problem) -> None:
         problem.run(Several())
 
 
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("sums", [None, {}, {"n": torch.zeros(3).double()}, {"n": torch.zeros(2)}, "other"], ids=str)
+def test_sums_that_are_not_those_of_prepare_are_rejected(problem: Problem, sums, engine: str) -> None:
+    class Tracking(FedAvg):
+        def prepare(self, visit):
+            return {} if sums == "other" else {"tracked": {"n": torch.zeros(2).double()}}
+
+        def loss(self, visit, params, batch):
+            loss = super().loss(visit, params, batch)
+            return loss if sums is None else (loss, {"n": torch.zeros(2).double()} if sums == "other" else sums)
+
+    with raises(MethodError, key="loss"):
+        problem.run(Tracking(), engine=engine)
+
+
 def test_an_error_names_stage_and_client(problem: Problem) -> None:
     class Broken(FedAvg):
         name: ClassVar[str] = "broken"
@@ -254,6 +269,7 @@ def test_an_error_names_stage_and_client(problem: Problem) -> None:
         ("start", "local"),
         ("annotate", "client"),
         ("annotate", "facts"),
+        ("rehearse", "facts"),
         ("select_examples", "client"),
         ("loss", "client"),
         ("correct", "client"),

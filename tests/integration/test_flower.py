@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.errors import raises
+from support.methods import quick
 from support.problems import Problem, gap, same
 
 import fedkeep as fk
@@ -25,7 +26,7 @@ from fedkeep.runs.experiment_file import read_experiment, write_experiment
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)
 def test_federation_equals_loop_bit_for_bit(three: Problem, name: str) -> None:
-    method = fk.methods.get(name)()
+    method = quick(name)
     alone = three.run(method)
     strategy = strategy_of(three, method)
     strategy.start(grid_of(three, method))

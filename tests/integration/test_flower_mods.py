@@ -89,8 +89,9 @@ COVERED_BY_WRAPPERS = (
     "fedavg", "fedprox", "moon", "fedntd", "fedlmd", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedinit",
     "fedsam", "fedsol",
 )  # fmt: skip
-SENDS_MORE = ("fedkeep", "fednova", "flashback")  # than one model's weights and n
-SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm")  # in the broadcast: the mod itself raises
+SENDS_MORE = ("fedkeep", "fednova", "flashback", "feddistill")  # than one model's weights and n
+# in the broadcast: the mod itself raises
+SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm", "fedgen")
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)

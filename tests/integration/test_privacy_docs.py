@@ -19,7 +19,7 @@ def test_the_table_of_methods(name: str) -> None:
     page = (DOCS / "privacy.md").read_text()
     [row] = re.findall(rf"^\| `{name}` \| (.*?) \| (\w+) \| (\w+) \| (\w+) \|$", page, flags=re.MULTILINE)
     cls, size = fk.methods.get(name), footprint.footprint(fk.methods.get(name)())
-    models = [entry for entry in size.sends if entry in ("c", "u", "v", "w_bar", "older", "delta")]
+    models = [entry for entry in size.sends if entry in ("c", "u", "v", "w_bar", "older", "delta", "generator")]
     assert tuple(re.findall(r"`(\w+)`", row[0])) == cls.averaged
     assert row[1] == ("yes" if "params" in cls.averaged else "refused")
     assert row[2] == ("yes" if set(size.uploads) <= {"params", "n"} and not models else "refused")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.methods import METHODS
+from support.methods import METHODS, quick
 from support.problems import Problem, make_problem, same
 from torch import Tensor, nn
 
@@ -47,7 +47,7 @@ def train_both(problem: Problem, method: Any, **changes: Any) -> fk.Simulation:
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_replayed(name: str, dtype: str) -> None:
-    simulation = train_both(make_problem(), METHODS[name](), dtype=dtype, rounds=4)
+    simulation = train_both(make_problem(), quick(name), dtype=dtype, rounds=4)
     used = replay_of(simulation)
     assert used.works
     assert used.recordings, "nothing was recorded"

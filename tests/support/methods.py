@@ -22,6 +22,10 @@ class EveryHook(FedAvg):
     a: float = hyper(0.02, "weight of the selected examples", low=0, test_value=0.06)
     b: float = hyper(0.05, "weight of the memory", low=0, test_value=0.2)
 
+    @property
+    def noise_size(self):
+        return 2
+
     def init_server(self, task, params):
         assert task.public is not None
         return {"params": params, "seen": torch.zeros(task.n_classes, dtype=task.dtype, device=task.device)}
@@ -43,6 +47,7 @@ class EveryHook(FedAvg):
             "last": visit.client["last"],
             "share": visit.facts["label_counts"] / visit.facts["n"],
             "visits": visit.client["visits"],
+            "tracked": {"loss": visit.client["visits"], "z": visit.facts["label_counts"]},
         }
 
     def annotate(self, visit, x, y):
@@ -55,10 +60,15 @@ class EveryHook(FedAvg):
         score = torch.where(own, noise[None] + note["norm"][None] + visit.local["visits"], -1.0)
         return score.argmax(1), (visit.facts["label_counts"] > 0).to(score.dtype)
 
+    def rehearse(self, visit, x, y):
+        return {"x": x + 0.1, "z": visit.task.apply(visit.shared["params"], x) + visit.local["visits"], "y": y}
+
     def distance(self, visit, params, batch):
-        gap = tree.sub(params, visit.shared["params"])
-        z = visit.task.apply(params, batch["x"], train=True)
-        return 0.1 * tree.dot(gap, gap) + 0.01 * masked_mean(((z - batch["note"]["z"]) ** 2).sum(-1), batch["mask"])
+        gap, rehearsed = tree.sub(params, visit.shared["params"]), batch["rehearsed"]
+        z, kept = (visit.task.apply(params, x, train=True) for x in (batch["x"], rehearsed["x"]))
+        values = ((z - batch["note"]["z"]) ** 2).sum(-1) + ((kept - rehearsed["z"]) ** 2).sum(-1)
+        values = values + cross_entropy(kept, rehearsed["y"])
+        return 0.1 * tree.dot(gap, gap) + 0.01 * masked_mean(values, batch["mask"])
 
     def gradient_point(self, visit, params, grads):
         return tree.map(lambda w, g: w + visit.facts["lr"] / visit.facts["steps"] * g, params, grads["distance"])
@@ -67,9 +77,13 @@ class EveryHook(FedAvg):
         selected, task = batch["selected"], visit.task
         z = task.apply(params, batch["x"], train=True)
         base = cross_entropy(z, batch["y"]) + 0.01 * ((z - batch["note"]["z"]) ** 2).sum(-1)
+        base = base + 0.1 * cross_entropy(
+            task.head(params, batch["noise"][:, :1].expand(-1, task.n_features)), batch["y"]
+        )
         anchor = ((task.apply(params, selected["x"], train=True) - selected["note"]["z"]) ** 2).sum(-1)
         weighted = (anchor * selected["weight"]).sum() / selected["weight"].sum()
-        return masked_mean(base, batch["mask"]) + self.a * weighted
+        loss = masked_mean(base, batch["mask"]) + self.a * weighted
+        return loss, {"loss": loss, "z": torch.where(batch["mask"][:, None], z, 0).sum(0)}
 
     def combine_gradients(self, visit, params, grads):
         share = visit.local["share"].max()
@@ -89,6 +103,7 @@ class EveryHook(FedAvg):
     def finish(self, visit, params, measured):
         visits = visit.client["visits"]
         upload = {"params": params, "n": visit.facts["n"], "hits": measured["hits"], "visits": visits}
+        upload["tracked"] = visit.local["tracked"]
         return upload, {"last": tree.sub(params, visit.shared["params"]), "visits": visits + 1}
 
     def personal_params(self, visit):
@@ -98,7 +113,8 @@ class EveryHook(FedAvg):
         rng = torch.Generator().manual_seed(cohort.seed)
         shift = 1e-3 * float(torch.rand(1, generator=rng)) * cohort.round
         params = tree.map(lambda w: w + shift, tree.mean(uploads["params"], uploads["n"]))
-        return {"params": params, "seen": server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum()}
+        tracked = uploads["tracked"]["loss"].sum() + uploads["tracked"]["z"].sum(0)
+        return {"params": params, "seen": server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum() + tracked}
 
 
 @dataclass(frozen=True)
@@ -120,4 +136,11 @@ class SAM(FedAvg):
         return tree.map(lambda w, g: w + scale * g, params, grads["ascent"])
 
 
+# settings with which a method is as quick as the others, for tests that train it many times
+QUICK = {"fedgen": {"hidden": 24, "noise": 4, "steps": 5, "batch_size": 6}, "fedreg": {"iterations": 3}}
 METHODS = {**fk.methods.REGISTRY, EveryHook.name: EveryHook, SAM.name: SAM}
+
+
+def quick(name: str) -> FedAvg:
+    """Return the method of this name."""
+    return METHODS[name](**QUICK.get(name, {}))

@@ -27,6 +27,7 @@ from fedkeep.runs.checkpoints import Checkpoint, newest_checkpoint, read_checkpo
 from fedkeep.runs.experiment_file import read_experiment_file
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.reading import read_records
+from support.methods import QUICK
 from support.problems import same
 
 SMALL: dict[str, Any] = {
@@ -41,7 +42,9 @@ SMALL: dict[str, Any] = {
 
 def small_experiment(method: str, **train: Any) -> Experiment:
     """Return a small experiment on the digits, with these changes to [train]."""
-    return Experiment.from_dict({**SMALL, "method": method, "train": {**SMALL["train"], **train}})
+    return Experiment.from_dict(
+        {**SMALL, "method": {"name": method, **QUICK.get(method, {})}, "train": {**SMALL["train"], **train}}
+    )
 
 
 def run_small(path: Path | str, method: str, **train: Any) -> fk.History:

@@ -23,7 +23,7 @@ from fedkeep.tree import Tree
 
 log = logging.getLogger("fedkeep")
 
-_VARIABLE_LENGTH = ("notes", "plan", "losses")  # the length of their leading axis changes from round to round
+_VARIABLE_LENGTH = ("notes", "rehearsed", "plan", "losses")  # their leading axes have another length in every round
 _MAX_COHORT_SIZES = 4  # buffers stay allocated for this many numbers of clients
 
 
@@ -81,7 +81,8 @@ class Graphs:
             self.step(static.buffers, static.s, n_computed, n_certainly_live, static.lr)
             static.s += 1
 
-        changed = {"s": static.s, **{part: static.buffers[part] for part in ("params", "state", "losses")}}
+        changed = {"s": static.s, "tracked": static.buffers["local"].get("tracked", {})}
+        changed.update({part: static.buffers[part] for part in ("params", "state", "losses")})
         before = tree.map(torch.clone, changed)
         side_stream = torch.cuda.Stream(self.task.device)  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream(self.task.device))
