@@ -35,12 +35,12 @@ def footprint(method: FedAvg) -> Footprint:
     simulation, public = _small_simulation(method)
     result = simulation.train_round(keep_models=True)
     upload, client = (tree.take(result.clients[key], 0) for key in ("upload", "client"))
-    model = tree.nbytes(simulation.params)
+    model, sent = tree.nbytes(simulation.params), simulation.job(0, 1).sent
     return Footprint(
-        down=tree.nbytes(result.shared) / model,
+        down=(tree.nbytes(result.shared) + tree.nbytes(sent)) / model,
         up=tree.nbytes(upload) / model,
         state=tree.nbytes(client) / model,
-        sends=tuple(result.shared),
+        sends=(*result.shared, *sent),
         uploads=tuple(upload),
         keeps=tuple(client),
         public=public,

@@ -57,6 +57,26 @@ class StackedPlan:
                 at[s, k, : len(own)], mask[s, k, : len(own)] = job.examples[own], True
         return {"at": self.put(at), "mask": self.put(mask)}, clients
 
+    def whole_pass(self) -> tuple[Tree, list[int]]:
+        """Return one pass over all examples, the held-out ones last, and up to which client each batch matters.
+
+        The batches are {at, mask, held, position} [P, K, B]; `position` counts a client's examples in this order.
+        """
+        batches = [[*job.plan.one_pass, *job.plan.held_batches] for job in self.jobs]
+        P, K = max(map(len, batches)), len(batches)
+        shape = (P, K, self.steps_on_device["at"].shape[-1])
+        at, position = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        mask, held = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        for k, (job, one) in enumerate(zip(self.jobs, batches, strict=True)):
+            first, trained = 0, len(job.examples) - len(job.plan.held)
+            for p, own in enumerate(one):
+                at[p, k, : len(own)], mask[p, k, : len(own)] = job.examples[own], True
+                position[p, k, : len(own)] = np.arange(first, first + len(own))
+                held[p, k, : len(own)] = first >= trained
+                first += len(own)
+        widest = [1 + max(k for k, one in enumerate(batches) if len(one) > p) for p in range(P)]
+        return tree.map(self.put, {"at": at, "mask": mask, "held": held, "position": position}), widest
+
     def is_of(self, jobs: Sequence[ClientJob]) -> bool:
         """Return whether this was made from the plans of these jobs."""
         return len(jobs) == len(self.jobs) and all(a.plan is b.plan for a, b in zip(jobs, self.jobs, strict=True))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep.engine.server_hooks import broadcast_to
 from fedkeep.errors import MethodError
 from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
@@ -39,23 +40,25 @@ def upload_form(method: FedAvg, task: Task, server: Tree) -> Tree:
     No value of it means anything.
     """
     task = _TaskWithoutModel(task)
-    shared = method.broadcast(server)
+    shared, sent = method.broadcast(server), broadcast_to(method, server, 0)
     precise = torch.promote_types(task.dtype, torch.float32)
     one = torch.ones((), dtype=precise, device=task.device)
     counts = torch.nn.functional.one_hot(torch.zeros((), dtype=torch.long), task.n_classes).to(one)
     facts = {"n": one, "steps": one, "effective_steps": one, "label_counts": counts, "lr": one}
     x, y = torch.zeros(1, 1, dtype=task.dtype, device=task.device), torch.zeros(1, dtype=torch.long, device=task.device)
-    batch: Batch = {"x": x, "y": y, "mask": y == 0, "position": y}
+    batch: Batch = {"x": x, "y": y, "mask": y == 0, "position": y, "held": y > 0}
     try:
         client = method.init_client(task, shared["params"])
-        local = method.prepare(Visit("prepare", task, shared, client, facts))
-        params = method.start(Visit("start", task, shared, client, facts))
+        local = method.prepare(Visit("prepare", task, shared, client, facts, sent=sent))
+        if method.uses("refine"):
+            local = method.refine(Visit("refine", task, shared, client, facts, local, sent), batch)
+        params = method.start(Visit("start", task, shared, client, facts, local, sent))
         if method.uses("annotate"):
             batch["note"] = method.annotate(Visit("annotate", task, shared, local=local), x, y)
         measured = {}
         if method.uses("measure"):
             measured = method.measure(Visit("measure", task, shared, facts=facts, local=local), params, batch)
-        upload, _ = method.finish(Visit("finish", task, shared, client, facts, local), params, measured)
+        upload, _ = method.finish(Visit("finish", task, shared, client, facts, local, sent), params, measured)
     except Exception as error:
         raise MethodError(
             f"{method.name}: its upload cannot be computed for one example without a model "

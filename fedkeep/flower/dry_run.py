@@ -18,6 +18,7 @@ from fedkeep._util.text import one_line
 from fedkeep._util.toml import parse_toml
 from fedkeep.data.augment import InputPipeline
 from fedkeep.engine import device
+from fedkeep.engine.server_hooks import broadcast_to
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.flower import messages, update_checks
@@ -74,12 +75,13 @@ def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
         raise ConfigError("this node has no examples: it would be skipped in every round", key="data_fn")
     classes = _count_classes(node, settings, examples, target)
     public = _substitute_public(examples, examples.inputs.without_augmentation, classes)
-    clients = int(context.run_config.get("num-clients", 2))
+    clients = max(int(context.run_config.get("num-clients", 2)), client + 1)
     task = node.task(settings, classes, clients, public, target)
-    shared = method.broadcast(method.init_server(task, task.init))
+    server = method.init_server(task, task.init)
+    shared, sent = method.broadcast(server), broadcast_to(method, server, client)
     task.public = None
     request = TrainRequest("0" * 32, 1, client, 0, settings.lr, clients, classes, constants="", method="", settings="")
-    trained, _ = node.train_one(method, task, examples, settings, shared, request, None)
+    trained, _ = node.train_one(method, task, examples, settings, shared, request, None, sent)
     return DryRun(
         method.name,
         client,
