@@ -66,7 +66,6 @@ class Batch(TypedDict, total=False):
     note: Note  # of these examples, from `annotate`
     selected: Tree  # the examples that `select_examples` chose: x, y, weight, note
     position: Tensor  # in `refine` and `measure`: the example's place in a random permutation of the client's examples
-    held: Tensor  # in `refine`: True for the examples that `hold_out` keeps from training
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ class FedAvg:
     # What local training leaves alone
 
     def hold_out(self) -> float:
-        """Return the share of a client's examples that it never trains on; `refine` sees them."""
+        """Return the share of a client's examples that it never trains on; `refine` gets these instead of all."""
         return 0.0
 
     def frozen(self, task: Task) -> Sequence[str]:
@@ -259,7 +258,7 @@ class FedAvg:
     def refine(self, visit: Visit, batch: Batch) -> Local:
         """Return the next `visit.local`, given a batch of the client's examples, before training and unaugmented.
 
-        Called for every batch of a pass through the data, the held-out examples last; a pass may be repeated.
+        Called for every batch of a pass through the data, or through the held-out examples if the client has any.
         """
         return visit.local
 

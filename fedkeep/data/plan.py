@@ -54,10 +54,10 @@ class ClientPlan:
         return [*batches, self.dropped] if len(self.dropped) else batches
 
     @property
-    def held_batches(self) -> list[np.ndarray]:
-        """The held-out examples in batches of the same size."""
+    def refine_batches(self) -> list[np.ndarray]:
+        """The batches of one pass for the hook `refine`: over the held-out examples, or without any, over all."""
         width = self.index.shape[1]
-        return [self.held[start : start + width] for start in range(0, len(self.held), width)]
+        return [self.held[start : start + width] for start in range(0, len(self.held), width)] or self.one_pass
 
     @property
     def mask(self) -> np.ndarray:

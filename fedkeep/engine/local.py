@@ -10,7 +10,7 @@ A `Visit` is built inside the mapped function: `vmap` takes trees, not objects.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -34,7 +34,7 @@ from fedkeep.engine.client_hooks import (
 )
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
-from fedkeep.engine.refine import batches_of_one, refine_one
+from fedkeep.engine.refine import refine_one
 from fedkeep.errors import MethodError
 from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
@@ -229,9 +229,10 @@ class LocalTraining:
             mask = torch.ones(len(at), dtype=torch.bool, device=y.device)
             return {"x": self.inputs(tree.take(x, at), drawn), "y": y[at], "mask": mask}
 
-        def take_own(own: np.ndarray, first: int) -> Tree:
-            at = torch.from_numpy(own).to(y.device)
-            return {**take(at), "position": torch.arange(first, first + len(at), device=y.device)}
+        def take_in_order(batches: Sequence[np.ndarray]) -> Iterator[Tree]:
+            for s, own in enumerate(batches):
+                at = torch.from_numpy(own).to(y.device)
+                yield {**take(at), "position": torch.arange(len(at), device=y.device) + s * index.shape[1]}
 
         def visit(hook: str, local: Tree) -> Visit:
             return Visit(hook, task, shared, client, facts, local, sent or {})
@@ -242,7 +243,7 @@ class LocalTraining:
                     local = method.prepare(visit("prepare", {}))
                 if method.uses("refine"):
                     with at_stage(method, "refine"):
-                        local = refine_one(method, visit, local, lambda: batches_of_one(plan, take_own))
+                        local = refine_one(method, visit, local, lambda: take_in_order(plan.refine_batches))
                 with at_stage(method, "start"):
                     params = tree.map(torch.clone, method.start(visit("start", local)))
                 with at_stage(method, "annotate"):
@@ -260,8 +261,8 @@ class LocalTraining:
             measured: Tree = {}
             if method.uses("measure"):
                 with at_stage(method, "measure"):
-                    for s, own in enumerate(plan.one_pass):
-                        sums = self.measure(params, take_own(own, s * index.shape[1]), shared, facts, local)
+                    for batch in take_in_order(plan.one_pass):
+                        sums = self.measure(params, batch, shared, facts, local)
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):
                 result = method.finish(visit("finish", local), params, measured)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep.data.plan import ClientPlan
 from fedkeep.engine.mapping import Each
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg, Visit
@@ -35,19 +33,6 @@ def refine_one(method: FedAvg, visit: VisitWith, local: Tree, batches: Callable[
     return tree.detach(local)
 
 
-def batches_of_one(plan: ClientPlan, take: Callable[[np.ndarray, int], Tree]) -> Iterator[Tree]:
-    """Yield the batches of one pass, the held-out examples last.
-
-    `take` returns the examples at these positions among the client's own, numbered from the second argument on.
-    """
-    first = 0
-    for held, batches in ((False, plan.one_pass), (True, plan.held_batches)):
-        for own in batches:
-            batch = take(own, first)
-            yield {**batch, "held": torch.full_like(batch["mask"], held)}
-            first += len(own)
-
-
 def refine_stack(
     method: FedAvg,
     task: Task,
@@ -63,7 +48,7 @@ def refine_stack(
     """
     shared, own = parts["shared"], {key: parts[key] for key in ("sent", "client", "facts")}
     local: Tree = tree.map(torch.clone, parts["local"])
-    batches, widest = plan.whole_pass()
+    batches, widest = plan.refine_pass()
     live = torch.zeros(len(plan.sizes), dtype=torch.bool, device=plan.start.device)
     counter = torch.zeros(1, dtype=torch.int64, device=plan.start.device)
 
@@ -74,7 +59,7 @@ def refine_stack(
         """Refine with the next batch of the first clients, in place."""
         row = tree.map(lambda t: t[:, :clients].index_select(0, counter)[0], batches)
         some, mine = tree.take(local, slice(clients)), tree.take(own, slice(clients))
-        batch = {**gather(row), "held": row["held"], "position": row["position"]}
+        batch = {**gather(row), "position": row["position"]}
         new = each(lambda loc, one, b: _refined_by(method, visit("refine", one, loc), b), some, mine, batch)
         takes_part = live[:clients] & row["mask"].any(1)
 

@@ -57,25 +57,21 @@ class StackedPlan:
                 at[s, k, : len(own)], mask[s, k, : len(own)] = job.examples[own], True
         return {"at": self.put(at), "mask": self.put(mask)}, clients
 
-    def whole_pass(self) -> tuple[Tree, list[int]]:
-        """Return one pass over all examples, the held-out ones last, and up to which client each batch matters.
+    def refine_pass(self) -> tuple[Tree, list[int]]:
+        """Return one pass for the hook `refine`, and up to which client each of its batches matters.
 
-        The batches are {at, mask, held, position} [P, K, B]; `position` counts a client's examples in this order.
+        The batches are {at, mask, position} [P, K, B]; `position` counts a client's examples in this order.
         """
-        batches = [[*job.plan.one_pass, *job.plan.held_batches] for job in self.jobs]
-        P, K = max(map(len, batches)), len(batches)
-        shape = (P, K, self.steps_on_device["at"].shape[-1])
+        passes = [job.plan.refine_batches for job in self.jobs]
+        shape = (max(map(len, passes)), len(passes), self.steps_on_device["at"].shape[-1])
         at, position = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        mask, held = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-        for k, (job, one) in enumerate(zip(self.jobs, batches, strict=True)):
-            first, trained = 0, len(job.examples) - len(job.plan.held)
-            for p, own in enumerate(one):
+        mask = np.zeros(shape, dtype=bool)
+        for k, (job, batches) in enumerate(zip(self.jobs, passes, strict=True)):
+            for p, own in enumerate(batches):
                 at[p, k, : len(own)], mask[p, k, : len(own)] = job.examples[own], True
-                position[p, k, : len(own)] = np.arange(first, first + len(own))
-                held[p, k, : len(own)] = first >= trained
-                first += len(own)
-        widest = [1 + max(k for k, one in enumerate(batches) if len(one) > p) for p in range(P)]
-        return tree.map(self.put, {"at": at, "mask": mask, "held": held, "position": position}), widest
+                position[p, k, : len(own)] = np.arange(len(own)) + p * job.plan.index.shape[1]
+        widest = [1 + int(np.flatnonzero(row.any(-1)).max()) for row in mask]
+        return tree.map(self.put, {"at": at, "mask": mask, "position": position}), widest
 
     def is_of(self, jobs: Sequence[ClientJob]) -> bool:
         """Return whether this was made from the plans of these jobs."""

@@ -29,9 +29,10 @@ class _TaskWithoutModel(Task):
         return torch.zeros(len(x), self.n_classes, dtype=self.dtype, device=self.device) + zero.to(self.dtype)
 
     def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
-        """Return (one feature of 0, logits of 0)."""
+        """Return (features of 0, as many as the classifier has columns, and logits of 0)."""
         logits = self.apply(params, x, train)
-        return logits[:, :1], logits
+        widths = [w.shape[1] for w in self.init.values() if w.ndim == 2 and len(w) == self.n_classes]
+        return logits[:, :1].expand(-1, widths[-1] if widths else 1), logits
 
 
 def upload_form(method: FedAvg, task: Task, server: Tree) -> Tree:
@@ -46,7 +47,7 @@ def upload_form(method: FedAvg, task: Task, server: Tree) -> Tree:
     counts = torch.nn.functional.one_hot(torch.zeros((), dtype=torch.long), task.n_classes).to(one)
     facts = {"n": one, "steps": one, "effective_steps": one, "label_counts": counts, "lr": one}
     x, y = torch.zeros(1, 1, dtype=task.dtype, device=task.device), torch.zeros(1, dtype=torch.long, device=task.device)
-    batch: Batch = {"x": x, "y": y, "mask": y == 0, "position": y, "held": y > 0}
+    batch: Batch = {"x": x, "y": y, "mask": y == 0, "position": y}
     try:
         client = method.init_client(task, shared["params"])
         local = method.prepare(Visit("prepare", task, shared, client, facts, sent=sent))

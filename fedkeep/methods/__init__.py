@@ -15,6 +15,7 @@ from fedkeep._util.text import did_you_mean
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 from fedkeep.methods.fedacg import FedACG
+from fedkeep.methods.fedala import FedALA
 from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
@@ -24,6 +25,7 @@ from fedkeep.methods.feddecorr import FedDecorr
 from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedexp import FedExP
+from fedkeep.methods.fedfomo import FedFOMO
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedinit import FedInit
@@ -32,6 +34,7 @@ from fedkeep.methods.fedlc import FedLC
 from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
+from fedkeep.methods.fedpac import FedPAC
 from fedkeep.methods.fedprox import FedProx
 from fedkeep.methods.fedrod import FedRoD
 from fedkeep.methods.fedrs import FedRS
@@ -49,6 +52,7 @@ __all__ = [
     "MOON",
     "REGISTRY",
     "FedACG",
+    "FedALA",
     "FedAvg",
     "FedAvgFinetune",
     "FedAvgM",
@@ -59,6 +63,7 @@ __all__ = [
     "FedDecorr",
     "FedDyn",
     "FedExP",
+    "FedFOMO",
     "FedGKD",
     "FedGKDVote",
     "FedInit",
@@ -67,6 +72,7 @@ __all__ = [
     "FedLMD",
     "FedNTD",
     "FedNova",
+    "FedPAC",
     "FedProx",
     "FedRS",
     "FedRoD",
@@ -117,6 +123,9 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedKA,
         FedSSD,
         FedCAD,
+        FedALA,
+        FedFOMO,
+        FedPAC,
         Flashback,
         FedDF,
         FedAvgFinetune,

@@ -87,14 +87,13 @@ def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
 
 
 def local_of(sim: Simulation, shared: Tree, job: ClientJob, facts: Tree, x: Any, y: Tensor, n: int, pad: int) -> Tree:
-    """Return what `prepare` returns, refined by a batch of n real examples, the last one held out, and padded ones."""
+    """Return what `prepare` returns, refined by a batch of n real and some padded examples."""
     method, task = sim.method, sim.task
     local = method.prepare(Visit("prepare", task, shared, job.client, facts, sent=job.sent))
     if not method.uses("refine"):
         return local
     places, some = torch.arange(n + pad), slice(n + pad)
-    batch: Batch = {"x": tree.take(x, some), "y": y[some], "mask": places < n}
-    batch.update({"position": places, "held": places >= n - 1})
+    batch: Batch = {"x": tree.take(x, some), "y": y[some], "mask": places < n, "position": places}
     return method.refine(Visit("refine", task, shared, job.client, facts, local, job.sent), batch)
 
 
