@@ -16,6 +16,7 @@ from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 from fedkeep.methods.fedacg import FedACG
 from fedkeep.methods.fedala import FedALA
+from fedkeep.methods.fedalign import FedAlign
 from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
@@ -53,6 +54,7 @@ __all__ = [
     "REGISTRY",
     "FedACG",
     "FedALA",
+    "FedAlign",
     "FedAvg",
     "FedAvgFinetune",
     "FedAvgM",
@@ -109,6 +111,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedVLS,
         FedRoD,
         FedDecorr,
+        FedAlign,
         FedGKD,
         FedGKDVote,
         FedCurv,

@@ -100,6 +100,8 @@ def local_of(sim: Simulation, shared: Tree, job: ClientJob, facts: Tree, x: Any,
 class WithDropout(nn.Module):
     """A network whose output is random in training mode."""
 
+    last_stage = ("body",)
+
     def __init__(self) -> None:
         super().__init__()
         with torch.random.fork_rng():
