@@ -49,14 +49,14 @@ def footprint(method: FedAvg) -> Footprint:
 
 
 def _small_simulation(method: FedAvg) -> tuple[Simulation, str]:
-    """Return a simulation of two clients, with a model so large that single numbers do not count, and the public set.
+    """Return a simulation of a few clients, with a model so large that single numbers do not count, and the public set.
 
     Which public set the method needs is found by trial: first without examples, then without their labels.
     """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(90, 16)).astype(np.float32), np.arange(90) % 3
     data = from_arrays(x, y, x, y)
-    clients = np.array_split(np.arange(30), 2)
+    clients = np.array_split(np.arange(30), 6 if method.uses("broadcast_to") else 2)  # others' models may be sent
     settings = Settings(rounds=1, participation=2, epochs=1, engine="loop", device="cpu")
     model = models.build("mlp", (16,), 3, hidden=(256,))
     try:

@@ -35,6 +35,11 @@ MEANINGS = {  # of what the methods of the registry upload
     "v": "the same, multiplied by the weights",
     "r": "the number of rounds it has taken part in",
     "mu": "the number of examples of each class on this node",
+    "counts": "the number of examples of each class on this node",
+    "centroids": "the mean features of each class on this node, of the trained model (FedPAC)",
+    "h": "the same before training, times the share of the class",
+    "V": "how much its features vary, divided by its number of examples",
+    "w": "how much each other client's model helps on its examples: which clients have similar data (FedFOMO)",
 }
 
 

@@ -1,5 +1,5 @@
 """FedALA. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023
-(arXiv:2212.01197), eq. 3-6 and algorithm 1.
+(arXiv:2212.01197).
 
 Choices and deviations: docs/methods/fedala.md.
 """

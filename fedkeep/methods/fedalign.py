@@ -1,5 +1,5 @@
 """FedAlign. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning", CVPR 2022
-(arXiv:2111.14213), section 4.
+(arXiv:2111.14213).
 
 Choices and deviations: docs/methods/fedalign.md.
 """

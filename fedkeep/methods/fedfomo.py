@@ -1,5 +1,5 @@
 """FedFOMO. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021
-(arXiv:2012.08565), eq. 3-4.
+(arXiv:2012.08565).
 
 Choices and deviations: docs/methods/fedfomo.md.
 """
@@ -7,7 +7,6 @@ Choices and deviations: docs/methods/fedfomo.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ from fedkeep import tree
 from fedkeep.losses import masked_mean
 from fedkeep.method import (
     Batch,
-    Bound,
     ClientState,
     Cohort,
     FedAvg,
@@ -45,8 +43,8 @@ class FedFOMO(FedAvg):
     name: ClassVar[str] = "fedfomo"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
     averaged: ClassVar[tuple[str, ...]] = ()  # each client's own model is kept
-    bounds: ClassVar[Mapping[str, Bound]] = FedAvg.bounds
-    M: int = hyper(4, "how many other clients' models a client gets", low=1, whole=True, test_value=1)
+    M: int = hyper(4, "how many other clients' models a client gets", low=1, whole=True, test_value=1,
+                   warning="clients get other clients' models: use it only where they may see them")  # fmt: skip
     validation: float = hyper(0.2, "share of a client's examples that weigh models and are not trained on", low=0,
                               high=0.9, test_value=0.5)  # fmt: skip
     epsilon: float = hyper(0.0, "probability that a random model is sent in place of a promising one", low=0, high=1,

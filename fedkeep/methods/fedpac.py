@@ -1,5 +1,5 @@
 """FedPAC. Xu et al., "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023
-(arXiv:2306.11867), eq. 6-8 and algorithm 1.
+(arXiv:2306.11867).
 
 Choices and deviations: docs/methods/fedpac.md.
 """
@@ -55,7 +55,8 @@ class FedPAC(FedAvg):
     eta: float = hyper(0.1, "learning rate of the head", search=(0.01, 0.3), above=0, test_value=0.01)
     epochs: int = hyper(1, "passes in which the head is trained, before the body", low=1, whole=True, test_value=2)
     mix: bool = hyper(True, "whether clients get a mixture of all heads, or keep their own", choices=(True, False),
-                      test_value=False)  # fmt: skip
+                      test_value=False,
+                      warning="clients upload their label counts and the mean features of their classes")  # fmt: skip
 
     # Server
 
@@ -177,7 +178,7 @@ def _means(sums: Tree) -> tuple[Tensor, Any]:
 
 
 def mixtures(V: Tensor, h: Tensor) -> np.ndarray:
-    """Return every client's shares of all heads [K, K]: argmin over the simplex of its estimated error (eq. 8)."""
+    """Return every client's shares of all heads [K, K]: argmin over the simplex of its estimated error."""
     variances, flat = V.double().cpu().numpy(), h.double().cpu().flatten(1).numpy()
     rows = []
     for own in flat:

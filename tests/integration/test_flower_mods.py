@@ -87,10 +87,10 @@ def test_local_differential_privacy_does_not_send_the_number_of_examples(three: 
 
 COVERED_BY_WRAPPERS = (
     "fedavg", "fedprox", "moon", "fedntd", "fedlmd", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedinit",
-    "fedsam", "fedsol",
+    "fedsam", "fedsol", "fedala", "fedalign",
 )  # fmt: skip
 SENDS_MORE = ("fednova", "flashback")  # than one model's weights and n
-SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm")  # in the broadcast: the mod itself raises
+SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm", "fedfomo", "fedpac")  # down: the mod raises
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)
