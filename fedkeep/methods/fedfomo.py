@@ -59,7 +59,7 @@ class FedFOMO(FedAvg):
         N = task.n_clients
         if (size := N * tree.nbytes(params)) > LARGE:
             log.warning("fedfomo keeps a model for each of %d clients: %.1f GiB", N, size / 2**30)
-        zeros = torch.zeros(N, dtype=task.dtype, device=task.device)
+        zeros = torch.zeros(N, dtype=torch.promote_types(task.dtype, torch.float32), device=task.device)
         return {
             "params": params,
             "models": tree.map(lambda w: w.expand(N, *w.shape).clone(), params),
@@ -156,7 +156,7 @@ class FedFOMO(FedAvg):
         """Upload the model and the weights of other clients' models; keep the model before and after training."""
         columns = torch.arange(visit.task.n_clients, device=visit.sent["ids"].device)
         w = ((visit.sent["ids"][:, None] == columns) * self.weights(visit)[1:, None]).sum(0)
-        upload = {"params": params, "n": visit.facts["n"], "w": w.to(visit.task.dtype)}
+        upload = {"params": params, "n": visit.facts["n"], "w": w}
         return upload, {"last": params, "before": self.start(visit)}
 
     def personal_params(self, visit: Visit) -> Params:

@@ -103,7 +103,7 @@ class FedPAC(FedAvg):
 
     def prepare(self, visit: Visit) -> Local:
         """Start with the head that was sent, and with sums of 0."""
-        head, zeros = visit.sent, torch.zeros_like(visit.shared["centroids"])
+        head, zeros = visit.sent, torch.zeros_like(visit.shared["centroids"], dtype=visit.facts["n"].dtype)
         return {
             "head": head,
             "state": visit.task.optimizer.init(head),
@@ -123,7 +123,7 @@ class FedPAC(FedAvg):
         grads, features = torch.func.grad(loss, has_aux=True)(local["head"])
         head, state = task.optimizer.update(grads, local["state"], local["head"], self.eta)
         sums, seen = class_sums(task, features, batch)
-        squares = class_sums(task, features.square().sum(-1, keepdim=True), batch)[0][:, 0]
+        squares = class_sums(task, features.to(sums.dtype).square().sum(-1, keepdim=True), batch)[0][:, 0]
         added = tree.add({key: local[key] for key in ("sums", "squares", "seen")},
                          {"sums": sums, "squares": squares, "seen": seen})  # fmt: skip
         return {"head": head, "state": state, **added}
@@ -140,7 +140,8 @@ class FedPAC(FedAvg):
         """Return the mean of CE(z, y) + lam mean((f(x) - c_y)^2), from the second round on."""
         features, z = visit.task.outputs(params, batch["x"], train=True)
         known, y = visit.shared["known"], batch["y"]
-        centroids = torch.where(known[:, None] > 0, visit.shared["centroids"], _means(visit.local)[0])
+        own = _means(visit.local)[0].to(features.dtype)
+        centroids = torch.where(known[:, None] > 0, visit.shared["centroids"], own)
         weight = self.lam * known.amax()
         return masked_mean(visit.task.criterion(z, y) + weight * mse(features, centroids[y]), batch["mask"])
 
@@ -153,7 +154,7 @@ class FedPAC(FedAvg):
         """Upload the model, the centroids after training, and V and h, which belong to the body that was sent."""
         counts, n = visit.facts["label_counts"], visit.facts["n"]
         means, squares = _means(visit.local)
-        p = (counts / n).to(means.dtype)
+        p = counts / n
         h = p[:, None] * means
         V = ((p * squares).sum() - h.square().sum()).clamp(min=0) / n
         upload = {"params": params, "n": n, "counts": counts, "centroids": _means(measured)[0], "h": h, "V": V}
@@ -165,7 +166,8 @@ class FedPAC(FedAvg):
 
 
 def class_sums(task: Task, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the sums [C, d] of the values [B, d] of each class's examples, and their numbers [C]."""
+    """Return the sums [C, d] of the values [B, d] of each class's examples, and their numbers [C], at least float32."""
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
     of_class = batch["y"] == torch.arange(task.n_classes, device=values.device)[:, None]
     member = (of_class & batch["mask"]).to(values.dtype)
     return member @ values, member.sum(1)
