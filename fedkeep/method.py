@@ -192,6 +192,7 @@ class FedAvg:
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
     averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
+    reveals: ClassVar[str] = ""  # what other clients learn of a single client; needed with `broadcast_to`
     # what the entries of an honest upload are like: a federation's server rejects others
     bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
 
@@ -357,6 +358,12 @@ def _check_hooks(cls: type[FedAvg]) -> None:
             close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
             if close and name not in cls.passes:
                 log.warning("%s.%s is not a hook and is not called; did you mean %s?", cls.__name__, name, close[0])
+    if "broadcast_to" in vars(cls) and not cls.reveals:
+        raise MethodError(
+            f"{cls.__name__} sends something to single clients: say in `reveals` what they learn of other clients, or "
+            '"nothing"',
+            key="reveals",
+        )
     _check_passes(cls)
 
 

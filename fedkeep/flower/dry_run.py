@@ -54,6 +54,7 @@ class DryRun:
     nbytes: int
     state: update_checks.TreeSpec
     extra: tuple[str, ...]
+    reveals: str = ""
 
 
 def dry_run_app(folder: Path, node_config: str, run_config: str) -> DryRun:
@@ -95,6 +96,7 @@ def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
         tree.nbytes(trained.upload),
         tree.spec(trained.client),
         ("loss: the mean training loss",) if node.report_loss else (),
+        method.reveals,
     )
 
 
@@ -109,6 +111,8 @@ def format_dry_run(result: DryRun) -> str:
     lines.append("What the server learns from it:")
     for name in dict.fromkeys(path.partition("/")[0] for path, _, _ in result.upload):
         lines.append(f"  {name}: {MEANINGS.get(name, 'see the page of the method in docs/methods/')}")
+    if result.reveals:
+        lines.append(f"What other clients can learn from it: {result.reveals}")
     state = ", ".join(dict.fromkeys(path.partition("/")[0] for path, _, _ in result.state))
     lines.append(f"What stays on this node between rounds: {state or 'nothing'}")
     return "\n".join(lines)

@@ -43,6 +43,7 @@ class FedFOMO(FedAvg):
     name: ClassVar[str] = "fedfomo"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
     averaged: ClassVar[tuple[str, ...]] = ()  # each client's own model is kept
+    reveals: ClassVar[str] = "the client's whole model, and with it what weights disclose of its examples"
     M: int = hyper(4, "how many other clients' models a client gets", low=1, whole=True, test_value=1,
                    warning="clients get other clients' models: use it only where they may see them")  # fmt: skip
     validation: float = hyper(0.2, "share of a client's examples that weigh models and are not trained on", low=0,

@@ -46,6 +46,7 @@ class FedPAC(FedAvg):
     name: ClassVar[str] = "fedpac"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     averaged: ClassVar[tuple[str, ...]] = ()  # heads are mixed one client at a time
+    reveals: ClassVar[str] = "its share in a mixture of heads, large if the two have similar data"
     bounds: ClassVar[Mapping[str, Bound]] = {
         **FedAvg.bounds,
         "counts": Bound(whole=True, low=0, total="n"),
@@ -73,7 +74,7 @@ class FedPAC(FedAvg):
 
     def broadcast_to(self, server: ServerTree, client: int) -> Sent:
         """Send the client's own head."""
-        return tree.take(server["heads"], client)
+        return {"head": tree.take(server["heads"], client)}
 
     def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
         """Average weights and centroids, and mix the heads for every client of the cohort."""
@@ -103,7 +104,7 @@ class FedPAC(FedAvg):
 
     def prepare(self, visit: Visit) -> Local:
         """Start with the head that was sent, and with sums of 0."""
-        head, zeros = visit.sent, torch.zeros_like(visit.shared["centroids"], dtype=visit.facts["n"].dtype)
+        head, zeros = visit.sent["head"], torch.zeros_like(visit.shared["centroids"], dtype=visit.facts["n"].dtype)
         return {
             "head": head,
             "state": visit.task.optimizer.init(head),
@@ -162,7 +163,7 @@ class FedPAC(FedAvg):
 
     def personal_params(self, visit: Visit) -> Params:
         """Return the global body with the client's own head."""
-        return {**visit.shared["params"], **visit.sent}
+        return {**visit.shared["params"], **visit.sent["head"]}
 
 
 def class_sums(task: Task, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -306,6 +306,8 @@ def test_a_name_close_to_a_hooks_is_warned_about(caplog: pytest.LogCaptureFixtur
 
 
 class SentInOtherForms(FedAvg):
+    reveals = "nothing"
+
     def broadcast_to(self, server, client):
         return {"own": torch.zeros(1 + client)}
 
@@ -342,7 +344,12 @@ def test_broken_rules_before_training_are_found_and_named(method: FedAvg, check:
 )
 def test_a_wrong_result_of_a_hook_before_training_raises(problem: Problem, hook: str, function, engine: str) -> None:
     with raises(MethodError, key=hook):
-        problem.run(type("Wrong", (FedAvg,), {hook: function})(), engine=engine)
+        problem.run(type("Wrong", (FedAvg,), {hook: function, "reveals": "nothing"})(), engine=engine)
+
+
+def test_what_is_sent_to_one_client_must_be_explained() -> None:
+    with raises(MethodError, key="reveals"):
+        type("Silent", (FedAvg,), {"broadcast_to": lambda self, server, client: {}})
 
 
 def test_refined_needs_refine() -> None:

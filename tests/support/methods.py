@@ -19,6 +19,7 @@ class EveryHook(FedAvg):
 
     name: ClassVar[str] = "every_hook"
     passes: ClassVar[tuple[str, ...]] = ("distance", "loss")
+    reveals: ClassVar[str] = "nothing"
     a: float = hyper(0.02, "weight of the selected examples", low=0, test_value=0.06)
     b: float = hyper(0.05, "weight of the memory", low=0, test_value=0.2)
 
