@@ -1,7 +1,7 @@
 """Training and evaluating on the public set: helpers for methods whose server trains.
 
-Everything depends on the cohort's seed alone: the order of the examples, and what a module draws itself (dropout).
-Torch's own random state stays unchanged.
+Everything depends on the cohort's seed alone: the order of the examples, dropout, and what else a module draws. Torch's
+own random state stays unchanged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.counter_random import step_key
+from fedkeep._util.dropout import keyed
 from fedkeep._util.rng import seeded
 from fedkeep.errors import MethodError
 from fedkeep.method import Cohort
@@ -166,9 +169,9 @@ def train(
     params = tree.detach(params)
     if not (n and options.steps):
         return params
-    training = _Training(task, params, loss, check, n, options)
+    training = _Training(task, params, loss, check, n, seed, options)
     with seeded(seed, task.device):
-        training.run(seed)
+        training.run()
     return cast(Tree, training.best["params"])
 
 
@@ -211,9 +214,10 @@ class _Training:
         loss: Callable[[Tree, Tensor], Tensor],
         check: Callable[[Tree], Tensor],
         n: int,
+        seed: int,
         options: Options,
     ) -> None:
-        self.task, self.loss, self.check, self.n, self.options = task, loss, check, n, options
+        self.task, self.loss, self.check, self.n, self.seed, self.options = task, loss, check, n, seed, options
         self.fused = task.device.type != "cpu" and task.dtype == torch.float32 and options.optimizer.fused
         per_epoch = -(-n // options.batch_size)
         self.epochs_per_poll = -(-_STEPS_PER_POLL // per_epoch) if task.accelerator.queues else 1
@@ -233,12 +237,12 @@ class _Training:
         # the step of the best weights is -1 until there is a candidate
         self.best: Tree = {"params": tree.map(torch.clone, params), "value": zeros(dtype=precise), "step": zeros() - 1}
 
-    def run(self, seed: int) -> None:
+    def run(self) -> None:
         """Train to the end."""
         accelerator = self.task.accelerator
         check = accelerator.capture(self.take_check)
         steps: dict[int, Callable[[], None]] = {}  # by the size of the batch
-        polls, first_step = self._epochs_between_polls(seed), 0
+        polls, first_step = self._epochs_between_polls(), 0
         epochs = next(polls)
         if self.options.include_start:
             check()
@@ -259,7 +263,8 @@ class _Training:
         """Take the next step of the plan, with a batch of this size."""
         at, lr = (part.index_select(0, self.row.reshape(1))[0] for part in (self.plan["at"], self.plan["lr"]))
         optimizer = self.options.optimizer
-        with torch.enable_grad():
+        dropout = keyed(step_key(self.seed, self.step_count)) if self.task.may_drop else nullcontext()
+        with torch.enable_grad(), dropout:
             params = tree.map(lambda w: w.detach().requires_grad_(), self.params)
             value = self.loss(params, at[:batch_size])
             grads = tree.like(params, torch.autograd.grad(value, tree.leaves(params), materialize_grads=True))
@@ -282,9 +287,9 @@ class _Training:
         tree.map(lambda kept, new: torch.where(better, new, kept, out=kept), best, now)
         self.stopped |= self.step_count - best["step"] >= self.options.patience
 
-    def _epochs_between_polls(self, seed: int) -> Iterator[list[list[np.ndarray]]]:
+    def _epochs_between_polls(self) -> Iterator[list[list[np.ndarray]]]:
         """Yield the epochs that are trained until the host polls whether training has stopped."""
-        left, endless = self.options.steps, batches(seed, self.n, self.options.batch_size)
+        left, endless = self.options.steps, batches(self.seed, self.n, self.options.batch_size)
         while left:
             epochs: list[list[np.ndarray]] = []
             while left and len(epochs) < self.epochs_per_poll:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import losses, tree
-from fedkeep._util import layerwise
+from fedkeep._util import counter_random, layerwise
 from fedkeep._util.batch_norm import batch_statistics, check_batch_norm, frozen_layers, has_batch_statistics
 from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
+from fedkeep._util.dropout import keyed_dropout, may_drop
 from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
 from fedkeep._util.stages import call_stage, call_with_stage, stage_names
@@ -48,6 +49,10 @@ class Accelerator:
         """Call a model; its layers may be computed by other kernels."""
         return model()
 
+    def drop(self, x: Tensor, key: Tensor, stream: int, p: float, batch: int | None) -> Tensor:
+        """Return x after dropout, with the draws of `counter_random.kept`."""
+        return counter_random.drop(x, key, stream, p, batch)
+
     def as_tensors(self, grads: Tree) -> Tree:
         """Return gradients as plain tensors; kernels may have left some as products."""
         return grads
@@ -70,7 +75,8 @@ class Task:
 
     The user's module is copied, never changed. `init` holds the parameters that require a gradient; frozen parameters
     and buffers are constants. `mixes_examples`: with BatchNorm by the statistics of the batch, an example's logits
-    depend on the other examples of its batch.
+    depend on the other examples of its batch. `may_drop`: the model may call dropout in training, so a local step has a
+    key for its draws.
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class Task:
         self.train_module = copy.deepcopy(self._eval).train()
         for name in frozen_layers(model):
             self.train_module.get_submodule(name).eval()
-        self.mixes_examples = has_batch_statistics(model)
+        self.mixes_examples, self.may_drop = has_batch_statistics(model), may_drop(model)
         self._call_eval, self._call_train = _FunctionalModule(self._eval), _FunctionalModule(self.train_module)
         self.init: Tree = {name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad}
         if not self.init:
@@ -118,12 +124,16 @@ class Task:
         """The copies of the user's module in training mode and in evaluation mode."""
         return self.train_module, self._eval
 
-    def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
-        """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone."""
-        logits = self._call(train, params, x, lambda module: module(x))
+    def apply(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> Tensor:
+        """Return the logits [B, C]. `train=True` (dropout on) belongs in `loss` alone.
+
+        If other examples follow those of the batch, `batch` is how many of x are the batch's, padding included: the
+        dropout of the others must not depend on how much padding there is.
+        """
+        logits = self._call(train, params, x, lambda module: module(x), batch)
         return logits.to(self.dtype) if isinstance(logits, Tensor) else logits
 
-    def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
+    def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
         """Return (features before the classifier, logits) in one pass."""
         if not self.has_features:
             raise ModelError(
@@ -136,7 +146,7 @@ class Task:
             features = module.features(x)
             return features, module.head(features)
 
-        features, logits = self._call(train, params, x, both)
+        features, logits = self._call(train, params, x, both, batch)
         return features.to(self.dtype), logits.to(self.dtype)
 
     def stages(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,15 +277,21 @@ class Task:
                     p.copy_(params[name])
         return model
 
-    def _call(self, train: bool, params: Tree, x: Any, use: Callable[[nn.Module], Any]) -> Any:
+    def _call(
+        self, train: bool, params: Tree, x: Any, use: Callable[[nn.Module], Any], batch: int | None = None
+    ) -> Any:
         # no cache of cast weights: inside a CUDA graph it would outlive its memory
         wanted = self.autocast is not None
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=wanted, cache_enabled=False):
             module = self._call_train if train else self._call_eval
-            return self.accelerator.call(lambda: self._with_batch_statistics(x, lambda: module(params, use)))
+            return self.accelerator.call(lambda: self._with_own_layers(train, x, batch, lambda: module(params, use)))
 
-    def _with_batch_statistics(self, x: Any, call: Callable[[], Any]) -> Any:
-        with batch_statistics(len(tree.leaves(x)[0])) if self.mixes_examples else nullcontext():
+    def _with_own_layers(self, train: bool, x: Any, batch: int | None, call: Callable[[], Any]) -> Any:
+        """Call a model with BatchNorm and dropout replaced, where it has them."""
+        n = len(tree.leaves(x)[0])
+        statistics = batch_statistics(n) if self.mixes_examples else nullcontext()
+        dropout = keyed_dropout(n, batch, self.accelerator.drop) if train and self.may_drop else nullcontext()
+        with statistics, dropout:
             return call()
 
 

@@ -8,6 +8,8 @@ Here, with a fallback:
 - `torch._C._functorch.is_batchedtensor`: without it, the tensor's representation is used
 - `torch._C._functorch.get_interpreter_stack`: without it, some transform is assumed, and torch's own layers are used
 - `torch.autograd._profiler_enabled`: without it, the parts of every round are marked for a profiler
+- `has_torch_function`, as `F.multi_head_attention_forward` calls it: without it, the dropout inside of that function is
+  torch's own (fedkeep._util.dropout)
 
 Used in place, without a fallback:
 
@@ -23,6 +25,7 @@ Used in place, without a fallback:
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +50,19 @@ def active_transforms() -> tuple[str, ...]:
     if functorch is None or not hasattr(functorch, "get_interpreter_stack"):
         return ("unknown",)
     return tuple(str(one.key()).rpartition(".")[2].lower() for one in functorch.get_interpreter_stack() or ())
+
+
+def without_override_check(function: Any) -> Any:
+    """Return a copy of one of torch's Python functions that does not ask whether something replaces it.
+
+    With it, a `TorchFunctionMode` sees what the function calls. None if the function does not ask in the known way.
+    """
+    if "has_torch_function" not in function.__code__.co_names:
+        return None
+    names = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def wrapper_tensor(kind: Any, shape: Any, dtype: torch.dtype, device: torch.device) -> Any:

@@ -31,7 +31,7 @@ def reproduce(
         list[str] | None, typer.Option(metavar="NAME", help="Only these columns, comma-separated; can be repeated.")
     ] = None,
     methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only these methods, comma-separated.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds: 0, 1, ... (default 3; quick: 1)")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (default: 3, or the table's)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run one column on digits: about a minute on a CPU.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print existing results; run nothing.")] = False,
     ledger: Annotated[
@@ -116,7 +116,7 @@ def reproduce(
         )
     wanted_rows = _parse_names([methods]) if methods else None
     columns, rows = table.select([table.quick.column] if quick else wanted_columns, wanted_rows)
-    job = Job(table, columns, rows, seeds or (1 if quick else 3), runs, quick, overrides)
+    job = Job(table, columns, rows, seeds or (1 if quick else table.seeds), runs, quick, overrides)
     if show and seeds is None:
         job = job.with_all_seeds()
     results, todo = job.load_existing()

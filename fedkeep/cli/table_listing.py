@@ -16,8 +16,6 @@ from fedkeep.data.sources import named
 from fedkeep.reproduce.cells import Job
 from fedkeep.reproduce.spec import Table
 
-_SEEDS = 3  # by default
-
 
 @dataclass(frozen=True)
 class Size:
@@ -37,7 +35,7 @@ class Size:
             results, _ = job.with_all_seeds().load_existing()
             made = sum(len(cells.histories) + len(cells.diverged) for cells in results.cells.values())
         rounds = {table.changes(column, table.baseline)["train"]["rounds"] for column in columns}
-        return cls(len(columns) * len(job.rows) * max(_SEEDS, seeds), made, tuple(sorted(rounds)))
+        return cls(len(columns) * len(job.rows) * max(table.seeds, seeds), made, tuple(sorted(rounds)))
 
 
 def print_overview(console: Console, tables: Sequence[Table], runs: Path) -> None:
@@ -81,7 +79,7 @@ def _print_footer(console: Console, tables: Sequence[Table], runs: Path, some_ma
     missing = sorted({name for table in tables for name in _missing_sources(table)})
     made = "6 of 9 means that six have ended" if some_made else "none has ended yet"
     texts = [
-        f"Runs are those of {_SEEDS} seeds; {made} (in --runs {runs}).",
+        f"Runs are those of all seeds, mostly 3; {made} (in --runs {runs}).",
         "fedkeep reproduce TABLE runs one (--quick: in a minute); --show prints it.",
         "fedkeep reproduce PAPER lists the columns and methods of a paper's tables.",
     ]

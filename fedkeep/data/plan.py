@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep._util.batches import count_batches, held_positions
 from fedkeep.data.augment import Augment
-from fedkeep.data.seeds import AUGMENT, MODULE, NOISE, ORDER, generator, seed_stream
+from fedkeep.data.seeds import AUGMENT, DROPOUT, MODULE, NOISE, ORDER, generator, seed_stream
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,14 @@ class ClientPlan:
 
     @cached_property
     def seed(self) -> int:
-        """The seed for modules that draw random numbers themselves, such as dropout."""
+        """The seed for modules that draw random numbers themselves."""
         return int(seed_stream(MODULE, *self.key).generate_state(1)[0])
+
+    @cached_property
+    def dropout_keys(self) -> np.ndarray:
+        """The key of each step's dropout, [S] int64: with fewer steps, the first ones are the same."""
+        words = generator(DROPOUT, *self.key).bit_generator.random_raw(self.steps)
+        return np.asarray(words, dtype=np.uint64).view(np.int64)
 
     @property
     def one_pass(self) -> list[np.ndarray]:

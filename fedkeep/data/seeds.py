@@ -10,7 +10,7 @@ from fedkeep._util.validate import require_whole
 
 # numpy's SeedSequence treats [1, 2] and [1, 2, 0] as the same entropy. So each purpose has its own spawn key: without
 # it, cohort sampling and the plan of client 0 would share one stream.
-SAMPLING, SERVER, ORDER, AUGMENT, NOISE, MODULE, CLIENTS, PUBLIC, TEST, HELD, PRIVACY = range(11)
+SAMPLING, SERVER, ORDER, AUGMENT, NOISE, MODULE, CLIENTS, PUBLIC, TEST, HELD, PRIVACY, DROPOUT = range(12)
 
 
 def seed_stream(purpose: int, *key: int) -> np.random.SeedSequence:

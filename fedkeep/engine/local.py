@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedkeep import tree
 from fedkeep._util.batch_norm import real_examples
+from fedkeep._util.dropout import keyed
 from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
@@ -187,11 +188,16 @@ class LocalTraining:
         with self._of_batch(batch, each):
             return self.annotate(shared, local, batch["x"], batch["y"])
 
-    def _of_batch(self, batch: Tree, each: Each) -> AbstractContextManager[None]:
-        """Return the context in which BatchNorm leaves out the padding of this batch; one client has none."""
-        if not self.task.mixes_examples:
-            return nullcontext()
-        return real_examples(batch["mask"], padded=each is not call_one)
+    @contextmanager
+    def _of_batch(self, batch: Tree, each: Each) -> Iterator[None]:
+        """Let BatchNorm leave out the padding of this batch, which one client does not have, and key its dropout.
+
+        All passes of a step have the same draws: they are gradients of one function of the weights.
+        """
+        padded = each is not call_one
+        statistics = real_examples(batch["mask"], padded) if self.task.mixes_examples else nullcontext()
+        with statistics, keyed(batch["dropout_key"]) if "dropout_key" in batch else nullcontext():
+            yield
 
     def _final_gradient(self, grads: Tree, params: Tree, shared: Tree, facts: Tree, local: Tree) -> Tree:
         """Combine the passes' gradients of one client, correct and clip."""
@@ -224,6 +230,7 @@ class LocalTraining:
         facts = tree.take(self.facts([plan], counts[None], lr), 0)
         index = torch.from_numpy(plan.index).to(y.device)
         augment = {key: torch.from_numpy(value).to(y.device) for key, value in plan.augment.items()}
+        dropout_keys = torch.from_numpy(plan.dropout_keys).to(y.device) if task.may_drop else None
 
         def take(at: Tensor, drawn: Tree | None = None) -> Tree:
             mask = torch.ones(len(at), dtype=torch.bool, device=y.device)
@@ -257,6 +264,8 @@ class LocalTraining:
                     batch = {**take(at, tree.take(augment, (s, slice(size)))), **selected}
                     if self.annotates_once:
                         batch["note"] = tree.take(notes, at)
+                    if dropout_keys is not None:
+                        batch["dropout_key"] = dropout_keys[s]
                     losses.append(self.step(params, state, batch, shared, facts, local, lr))
             measured: Tree = {}
             if method.uses("measure"):

@@ -67,13 +67,16 @@ class Stacked:
     def plan_ahead(self, jobs: Sequence[ClientJob]) -> None:
         """Copy the plans of the next cohort to the device while it is busy."""
         if self.graphs and jobs:
-            self._ahead = StackedPlan([jobs[k] for k in _longest_first(jobs)], self.y.device)
+            self._ahead = self._plan([jobs[k] for k in _longest_first(jobs)])
+
+    def _plan(self, jobs: Sequence[ClientJob]) -> StackedPlan:
+        return StackedPlan(jobs, self.y.device, self.local.task.may_drop)
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         method, task = self.local.method, self.local.task
         plan, self._ahead = self._ahead, None
         if plan is None or not plan.is_of(jobs):
-            plan = StackedPlan(jobs, self.y.device)
+            plan = self._plan(jobs)
         client, sent = tree.stack([job.client for job in jobs]), tree.stack([job.sent for job in jobs])
         facts = self.local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad():
@@ -157,6 +160,8 @@ class Stacked:
         batch = {**self._batch(plan, plan["augment"]), **running["selected"]}
         if self.local.annotates_once:
             batch["note"] = tree.take(buffers["notes"], plan["place"])
+        if "dropout_key" in plan:
+            batch["dropout_key"] = plan["dropout_key"]
         uncertain: Tree = {}
         if n_certainly_live < n_computed:
             uncertain = tree.take({part: running[part] for part in ("params", "state")},

@@ -14,9 +14,12 @@ from fedkeep.tree import Tree
 
 
 class StackedPlan:
-    """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another."""
+    """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another.
 
-    def __init__(self, jobs: Sequence[ClientJob], device: torch.device) -> None:
+    `may_drop`: with a key of each step's dropout, [S, K].
+    """
+
+    def __init__(self, jobs: Sequence[ClientJob], device: torch.device, may_drop: bool = False) -> None:
         steps = np.array([job.plan.steps for job in jobs])
         S, K, B = int(steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
         self.live = np.searchsorted(-steps, -np.arange(S), side="left").tolist()  # how many clients train in each step
@@ -31,13 +34,18 @@ class StackedPlan:
             at[:s, k, :b] = job.examples[job.plan.index]
             for key, value in job.plan.augment.items():
                 augment[key][:s, k, :b] = value
+        steps_on_host: Tree = {"at": at, "place": place, "mask": mask, "augment": augment}
+        if may_drop:
+            steps_on_host["dropout_key"] = np.zeros((S, K), dtype=np.int64)
+            for k, job in enumerate(jobs):
+                steps_on_host["dropout_key"][: steps[k], k] = job.plan.dropout_keys
 
         def put(a: np.ndarray) -> Tensor:
             t = torch.from_numpy(a)
             return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
         # at: index into the training data; place: index into `examples`; mask: False for padding
-        self.steps_on_device: Tree = tree.map(put, {"at": at, "place": place, "mask": mask, "augment": augment})
+        self.steps_on_device: Tree = tree.map(put, steps_on_host)
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
         self.start, self.last = put(starts), put(np.array(self.sizes) - 1)  # of each client's own examples

@@ -22,6 +22,7 @@ from fedkeep.errors import FedkeepError
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
+_RANDOM = "it draws random numbers other than dropout's, which are not tied to a client's seed"
 _MANY = 256  # examples of a client from which a method selects some
 
 
@@ -31,8 +32,8 @@ def why_not_stackable(
     """Train two clients for one step, stacked; return what prevents it, or None. Nothing changes.
 
     Weights, inputs and states are stacked as in training, and one batch is padded. `sent` is what one client gets
-    besides what is shared. Random numbers prevent stacking too:
-    they would not be tied to a client's seed.
+    besides what is shared. Random numbers other than dropout's prevent stacking too: they would not be tied to a
+    client's seed.
     """
     try:
         draws_random_numbers = _train_two_clients(local, x, y, shared, each, sent or {})
@@ -45,7 +46,7 @@ def why_not_stackable(
             except Exception as again:
                 error = again
         return f"{_culprit(local.task, calls, error)}: {_first_line(error)}"
-    return f"{_model_name(local.task)}: it draws random numbers in training" if draws_random_numbers else None
+    return f"{_model_name(local.task)}: {_RANDOM}" if draws_random_numbers else None
 
 
 def _train_two_clients(local: LocalTraining, x: Any, y: Tensor, shared: Tree, each: Each, sent: Tree) -> bool:
@@ -116,4 +117,6 @@ def _model_name(task: Task) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    if "randomness" in str(error) and str(error).startswith("vmap"):
+        return _RANDOM
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -23,12 +23,12 @@ class _TaskWithoutModel(Task):
         self.public = None
         self._layers = {}
 
-    def apply(self, params: Tree, x: Any, train: bool = False) -> Tensor:
+    def apply(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> Tensor:
         """Return logits of 0 that depend on every weight."""
         zero = sum(((w * 0).sum() for w in tree.leaves(params)), torch.zeros((), device=self.device))
         return torch.zeros(len(x), self.n_classes, dtype=self.dtype, device=self.device) + zero.to(self.dtype)
 
-    def outputs(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor]:
+    def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
         """Return (features of 0, as many as the classifier has columns, and logits of 0)."""
         logits = self.apply(params, x, train)
         widths = [w.shape[1] for w in self.init.values() if w.ndim == 2 and len(w) == self.n_classes]

@@ -31,6 +31,7 @@ from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
 from fedkeep.methods.fedinit import FedInit
 from fedkeep.methods.fedka import FedKA
+from fedkeep.methods.fedkeep import FedKeep
 from fedkeep.methods.fedlc import FedLC
 from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
@@ -70,6 +71,7 @@ __all__ = [
     "FedGKDVote",
     "FedInit",
     "FedKA",
+    "FedKeep",
     "FedLC",
     "FedLMD",
     "FedNTD",
@@ -98,6 +100,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
     cls.name: cls
     for cls in (
         FedAvg,
+        FedKeep,
         FedProx,
         FedAvgM,
         Scaffold,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkeep import tree
 from fedkeep.method import Cohort, FedAvg, Grads, Params, ServerTree, Visit, hyper
+from fedkeep.methods._centred import centred
 from fedkeep.methods._classifier import classifier
 from fedkeep.task import Task
 from fedkeep.tree import Tree
@@ -57,6 +58,4 @@ class GCFed(FedAvg):
 
     def centred(self, g: Tensor) -> Tensor:
         """Return g minus its mean over all axes but the first, the outputs; a vector only with `biases`."""
-        if g.ndim > 1:
-            return g - g.mean(tuple(range(1, g.ndim)), keepdim=True)
-        return g - g.mean() if self.biases else g
+        return g - g.mean() if g.ndim == 1 and self.biases else centred(g)

@@ -83,7 +83,7 @@ class Job:
     table: Table
     columns: Sequence[str]
     rows: Sequence[str]
-    seeds: int
+    seeds: int  # from the table's first seed
     runs: Path
     quick: bool = False
     overrides: Sequence[str] = ()
@@ -131,12 +131,13 @@ class Job:
         return dataclasses.replace(self, seeds=max(self.seeds, self.seeds_on_disk()))
 
     def seeds_on_disk(self) -> int:
-        """Return 1 + the highest seed of the existing runs, also of the extended table; 0 if there are none."""
+        """Return how many seeds reach the highest of the existing runs, also of the extended table; 0 without runs."""
         names = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
         for row in self.rows:
             with suppress(RunError):  # a damaged file: `load_existing` reports it
                 names += [name for name in kept.read(self.kept_file(row)) if f"/{row}-seed-" in name]
-        own = 1 + max((int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()), default=-1)
+        found = [int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()]
+        own = max((seed - self.table.first_seed + 1 for seed in found), default=0)
         return own if self.table.extended is None else max(own, self._of_extended(self.table.extended).seeds_on_disk())
 
     def cells(self, rows: Sequence[str]) -> list[Cell]:
@@ -144,7 +145,7 @@ class Job:
         return [
             Cell(column, row, seed, self.table.experiment(column, row, seed, self.quick, self.overrides_of(row)))
             for column in self.columns
-            for seed in range(self.seeds)
+            for seed in range(self.table.first_seed, self.table.first_seed + self.seeds)
             for row in rows
             if self.table.rows[row].absent is None
         ]

@@ -136,6 +136,8 @@ class Table(_Strict):
     claims: list[Claim] = Field(default_factory=list)  # what the paper says of a figure
     notes: list[str] = Field(default_factory=list)
     instruments: Instruments | None = None  # what is recorded during the runs
+    seeds: int = Field(default=3, ge=1)  # by default
+    first_seed: int = Field(default=0, ge=0)
     setting: Change
     rows: dict[str, Row]
     columns: dict[str, Column]

@@ -140,6 +140,11 @@ for _name, _changes in _VARIANTS.items():
 
 
 @check
+def _stacked_equals_loop_with_dropout(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    _stacked_equals_loop(method, dataclasses.replace(problem, model=WithDropout()), expect, rounds=2)
+
+
+@check
 def _finished_clients_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     changes: dict[str, Any] = {"participation": 1.0, "clip_norm": 1.0}
     loop, stacked = (problem.simulation(method, engine=engine, **changes) for engine in ("loop", "stacked"))

@@ -179,7 +179,7 @@ def test_a_broken_rule_is_found_and_named(method: FedAvg, check: str) -> None:
         check_method(method, only=[check])
 
 
-@pytest.mark.parametrize("name", ["feddf", "fedexp", "fedfomo", "fednova", "fedpac", "fedvarp", "flashback"])
+@pytest.mark.parametrize("name", ["feddf", "fedexp", "fedfomo", "fedkeep", "fednova", "fedpac", "fedvarp", "flashback"])
 def test_methods_that_declare_nothing_do_more_than_average(problem: Problem, name: str) -> None:
     declared = type(name, (METHODS[name],), {"averaged": ("params",), "name": name})
     with raises(MethodError, key="averaged_entries_are_averaged"):

@@ -18,14 +18,14 @@ pytestmark = [
 ]
 
 
-def make_task(p_drop: float = 0.0, dtype: torch.dtype = torch.float32) -> Task:
+def make_task(p_drop: float = 0.0, dtype: torch.dtype = torch.float32, activation: nn.Module | None = None) -> Task:
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(130, 1, 8, 8, generator=rng).to("cuda", dtype), (torch.arange(130) % 4).to("cuda")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Conv2d(1, 6, 3),
-            nn.ReLU(),
+            activation or nn.ReLU(),
             nn.Flatten(),
             nn.Dropout(p_drop),
             nn.Linear(216, 20),
@@ -62,8 +62,16 @@ def test_replayed_steps_give_the_same_weights(optimizer: optim.Optimizer, dtype:
     assert accelerator._newest is not None
 
 
-def test_steps_that_draw_random_numbers_are_called() -> None:
+def test_steps_with_dropout_are_replayed_with_the_draws_of_called_ones() -> None:
     task, accelerator = make_task(0.5, torch.float64), GpuAccelerator(torch.device("cuda", 0))
+    called, replayed = (train(task, one, optim.SGD()) for one in (Accelerator(), accelerator))
+    assert gap(called, replayed) < 1e-10
+    assert accelerator._newest is not None
+    assert accelerator.works
+
+
+def test_steps_that_draw_other_random_numbers_are_called() -> None:
+    task, accelerator = make_task(0.0, torch.float64, nn.RReLU()), GpuAccelerator(torch.device("cuda", 0))
     called, replayed = (train(task, one, optim.SGD()) for one in (Accelerator(), accelerator))
     assert gap(called, replayed) < 1e-10
     assert accelerator.works

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeep import losses, tree
+from fedkeep._util import counter_random
 from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.engine.gpu import layers
 from fedkeep.engine.mapping import map_clients
@@ -632,6 +633,35 @@ def test_nan_in_a_product_reaches_the_weights() -> None:
         dy[0, 0, 3] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
         update_kernels.product_sgd_(w, None, dy, x, torch.tensor(1.0), 0.0, 0.0)
         assert bool(w[0, 3].isnan().all())
+
+
+DROPPED = [(5,), (33, 64), (5, 7), (4, 3, 9), (4, 3, 5, 6), (4, 3, 1, 1), (2, 700, 3)]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # 0 times infinity
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("shape", DROPPED, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_draws_what_torchs_operations_draw(
+    dtype: torch.dtype, shape: tuple[int, ...], batch: int | None
+) -> None:
+    keys, given = torch.tensor([0, -1, 1234567890123456789]), integers(3, *shape, largest=9).to(dtype)
+    given[0].view(-1)[0] = torch.inf
+    for p in (0.1, 0.5, 0.9):
+        outcomes = []
+        for each, drop in (
+            (map_clients, counter_random.drop),
+            (map_clients, layers.drop),
+            (layers.vmap_with_kernels, layers.drop),
+        ):
+            x = given.clone().requires_grad_()
+            y = each(lambda x, key, drop=drop, p=p: drop(x, key, counter_random.stream(3), p, batch), x, keys)
+            gradient = torch.autograd.grad((y * integers(*y.shape, seed=1).to(dtype)).sum(), x)[0]
+            outcomes.append(torch.stack([y.detach(), gradient]))
+        for outcome in outcomes[1:]:
+            torch.testing.assert_close(outcome, outcomes[0], rtol=0, atol=0, equal_nan=True)
+        one = layers.drop(given[2], keys[2], counter_random.stream(3), p, batch)
+        assert torch.equal(one, outcomes[0][0, 2])
 
 
 def test_losses_take_keywords_and_temperatures_as_tensors() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.cli import fedkeep, run_ranks
-from support.problems import gap, make_problem
+from support.problems import gap, make_problem, with_dropout
 
 import fedkeep as fk
 from fedkeep import tree
@@ -26,13 +26,17 @@ import sys, torch
 sys.path[:0] = [{tests!r}]
 torch.set_num_threads(1)
 from pathlib import Path
-from support.problems import make_problem
+from support.problems import make_problem, with_dropout
 import fedkeep as fk
 from fedkeep.runs.trees import write_tree
 out = sys.argv[1]
 names = sys.argv[2:]
 for name in names:
-    sim = make_problem(eval_local_every=1, rounds=2).simulation(fk.methods.get(name)())
+    problem = make_problem(eval_local_every=1, rounds=2)
+    if name == "dropout":
+        sim = with_dropout(problem).simulation(fk.methods.FedAvg(), engine="stacked")
+    else:
+        sim = problem.simulation(fk.methods.get(name)())
     history = sim.run()
     if sim.ranks.first:
         write_tree(Path(out) / name, sim.server, {{"records": history.records}})
@@ -66,7 +70,7 @@ def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
     script = folder / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
-    run_ranks(3, script, str(folder), *fk.methods.REGISTRY)
+    run_ranks(3, script, str(folder), *fk.methods.REGISTRY, "dropout")
     return folder
 
 
@@ -81,6 +85,12 @@ def test_three_processes_equal_the_loop(shared_runs: Path, name: str) -> None:
         assert theirs.get("bytes_up") == mine.get("bytes_up")
         assert theirs.get("local") == mine.get("local")
         assert theirs.get("train_loss", 0) == pytest.approx(mine.get("train_loss", 0), rel=1e-12)
+
+
+def test_three_processes_draw_the_same_dropout(shared_runs: Path) -> None:
+    server, _ = read_tree(shared_runs / "dropout")
+    problem = with_dropout(make_problem(eval_local_every=1, rounds=2))
+    assert gap(problem.run(fk.methods.FedAvg()).server, server) < 1e-12
 
 
 ARGS = ["-m", "fedkeep", "run", "digits", "rounds=6", "seed=1", "epochs=1", "checkpoint_every=2"]

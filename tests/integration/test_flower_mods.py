@@ -89,7 +89,7 @@ COVERED_BY_WRAPPERS = (
     "fedavg", "fedprox", "moon", "fedntd", "fedlmd", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedinit",
     "fedsam", "fedsol", "fedala", "fedalign",
 )  # fmt: skip
-SENDS_MORE = ("fednova", "flashback")  # than one model's weights and n
+SENDS_MORE = ("fedkeep", "fednova", "flashback")  # than one model's weights and n
 SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm", "fedfomo", "fedpac")  # down: the mod raises
 
 

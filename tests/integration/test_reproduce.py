@@ -642,6 +642,18 @@ def test_runs_of_the_extended_table_are_used_where_the_experiment_is_the_same(tm
     assert to_run(Job(table, ["more"], ["fedavg"], 2, runs, overrides=["lr=0.3"])) == ["more/fedavg-seed-1"]
 
 
+def test_a_table_may_begin_with_another_seed(tmp_path: Path) -> None:
+    table = small(tmp_path, SMALL.replace("format = 1", "format = 1\nseeds = 2\nfirst_seed = 1000"))
+    job = Job(table, ["two"], ["fedavg"], table.seeds, tmp_path / "runs")
+    assert to_run(job) == ["two/fedavg-seed-1000", "two/fedavg-seed-1001"]
+    job.run(*job.load_existing(), 1, Silent())
+    one = Job(table, ["two"], ["fedavg"], 1, tmp_path / "runs")
+    assert one.seeds_on_disk() == one.with_all_seeds().seeds == 2
+    (kept_file,) = job.keep(tmp_path / "kept")
+    assert Job(table, ["two"], ["fedavg"], 1, kept_file.parent.parent).seeds_on_disk() == 2
+    assert sorted(job.load_existing()[0].cells["two", "fedavg"].histories) == [1000, 1001]
+
+
 def test_cells_that_are_the_same_experiment_share_one_run(tmp_path: Path) -> None:
     """As in a sweep of FedNTD's tau over columns: FedAvg is the same in all of them."""
     head = SMALL.partition("[columns.two]")[0].replace('column = "two"', 'column = "high"')

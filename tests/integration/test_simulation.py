@@ -282,10 +282,17 @@ def test_a_bad_upload_is_named(problem: Problem) -> None:
     assert "extra" in caught.value.what
 
 
+class Noise(torch.nn.Module):
+    """A random layer that is not dropout: it skips an example's features altogether."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.bernoulli(torch.full((len(x), 1), 0.5, dtype=x.dtype)) if self.training else x
+
+
 class Dropping(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, random: torch.nn.Module) -> None:
         super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 8), torch.nn.Dropout(0.5))
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 8), random)
         self.out = torch.nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -302,7 +309,14 @@ class Recurrent(torch.nn.Module):
         return self.out(self.reader(x.flatten(1, 2))[0][:, -1])
 
 
-@pytest.mark.parametrize(("model", "culprit"), [(Dropping(), "body.2 (Dropout)"), (Recurrent(), "reader (LSTM)")])
+@pytest.mark.parametrize(
+    ("model", "culprit"),
+    [
+        (Dropping(Noise()), "body.2 (Noise): it draws random numbers other than dropout's"),
+        (Dropping(torch.nn.RReLU()), "body.2 (RReLU)"),
+        (Recurrent(), "reader (LSTM)"),
+    ],
+)
 def test_a_model_that_cannot_be_stacked_takes_the_loop_and_says_why(
     problem: Problem, caplog: pytest.LogCaptureFixture, model: torch.nn.Module, culprit: str
 ) -> None:
@@ -315,8 +329,11 @@ def test_a_model_that_cannot_be_stacked_takes_the_loop_and_says_why(
         own.simulation(fk.methods.FedNTD(), engine="stacked")
 
 
-def test_dropout_is_tied_to_the_clients_plan_and_global_state_is_left_alone(problem: Problem) -> None:
-    own = dataclasses.replace(problem, model=Dropping())
+@pytest.mark.parametrize("random", [torch.nn.Dropout(0.5), Noise()], ids=["dropout", "noise"])
+def test_random_layers_are_tied_to_the_clients_plan_and_global_state_is_left_alone(
+    problem: Problem, random: torch.nn.Module
+) -> None:
+    own = dataclasses.replace(problem, model=Dropping(random))
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = own.run(fk.methods.FedAvg(), engine="loop").params

@@ -9,8 +9,9 @@ import torch
 
 from fedkeep import tree
 from fedkeep.testing import Problem, difference, small_problem
+from fedkeep.testing.fixtures import WithDropout
 
-__all__ = ["Problem", "gap", "make_problem", "same", "three_clients"]
+__all__ = ["Problem", "gap", "make_problem", "same", "three_clients", "with_dropout"]
 
 make_problem, gap = small_problem, difference
 
@@ -19,6 +20,11 @@ def same(a: tree.Tree, b: tree.Tree) -> bool:
     """Return whether two trees are equal bit for bit."""
     pairs = zip(tree.items(a), tree.items(b), strict=True)
     return all(path == other and torch.equal(x, y) for (path, x), (other, y) in pairs)
+
+
+def with_dropout(problem: Problem) -> Problem:
+    """Return the problem with a dense network that has dropout."""
+    return dataclasses.replace(problem, model=WithDropout())
 
 
 def three_clients() -> Problem:

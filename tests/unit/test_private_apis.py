@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.problems import Problem, gap
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import fedkeep as fk
 from fedkeep import optim, tree
@@ -110,6 +112,27 @@ def test_module_children_include_a_layer_that_is_used_twice() -> None:
     replaced = to_group_norm(model)
     assert isinstance(replaced[0], nn.GroupNorm)
     assert replaced[0] is replaced[2]
+
+
+# torch's Python functions
+
+
+def test_what_a_python_function_of_torch_calls_can_be_seen() -> None:
+    seen = []
+
+    class Looking(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    layer, x = nn.MultiheadAttention(4, 2, dropout=0.5), torch.randn(3, 2, 4)
+    visible = private_apis.without_override_check(F.multi_head_attention_forward)
+    args = (x, x, x, 4, 2, layer.in_proj_weight, layer.in_proj_bias, None, None, False, 0.5)
+    for function in (F.multi_head_attention_forward, visible):
+        with Looking():
+            function(*args, layer.out_proj.weight, layer.out_proj.bias, need_weights=True)
+        assert (F.dropout in seen) == (function is visible)
+    assert private_apis.without_override_check(gap) is None, "it does not ask whether something replaces it"
 
 
 # Flower

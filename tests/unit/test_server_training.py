@@ -20,12 +20,12 @@ from fedkeep.task import Public, Task
 NEED_PUBLIC = ["fedssd", "fedcad", "flashback", "feddf", "fedavg_finetune"]
 
 
-def small(p_drop: float = 0.0, dtype: torch.dtype = torch.float32) -> Task:
+def small(p_drop: float = 0.0, dtype: torch.dtype = torch.float32, first: torch.nn.Module | None = None) -> Task:
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, 3, generator=rng).to(dtype), torch.arange(10) % 2
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Dropout(p_drop), torch.nn.Linear(3, 2))
+        model = torch.nn.Sequential(first or torch.nn.Dropout(p_drop), torch.nn.Linear(3, 2))
     return Task(model, 2, 1, Public(x[:7], y[:7], x[7:], y[7:]), optimizer=optim.SGD(0.9, 0.1), dtype=dtype)
 
 
@@ -168,11 +168,31 @@ def test_the_host_polls_less_often_on_a_device_with_a_queue(monkeypatch: pytest.
 
 
 def test_a_step_that_draws_random_numbers_is_not_replayed() -> None:
-    task = small(0.5)
+    task = small(first=torch.nn.RReLU())
     task.accelerator = accelerator = RecordingAccelerator()
     check = pure_check
-    assert same(train(small(0.5), check=check)[0], train(task, check=check)[0])
+    assert same(train(small(first=torch.nn.RReLU()), check=check)[0], train(task, check=check)[0])
     assert accelerator.recorded == 1  # the check
+
+
+def test_a_step_with_dropout_is_replayed_with_new_draws() -> None:
+    """The key is computed from the number of the step, which is a tensor."""
+    task = small(0.5)
+    task.accelerator = accelerator = RecordingAccelerator()
+    how = {"check": pure_check, "steps": 24, "patience": 99}
+    assert same(train(small(0.5), **how)[0], train(task, **how)[0])
+    assert accelerator.recorded == 3
+    assert accelerator.replayed >= 12
+    masks: list[torch.Tensor] = []
+    big = torch.ones(64, 3)
+
+    def look(w: tree.Tree, at: torch.Tensor) -> torch.Tensor:
+        masks.append(task._call(True, w, big, lambda module: module[0](big)))
+        return w["1.bias"].sum()
+
+    train(small(0.5), loss=look, **how)
+    assert len(masks) == 24
+    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 24, "every step has its own draws"
 
 
 def test_a_step_that_cannot_be_captured_is_called() -> None:

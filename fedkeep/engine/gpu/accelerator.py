@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from fedkeep._util import counter_random
 from fedkeep._util.rng import random_state
 from fedkeep.engine.gpu import graphs, layers, products, updates
+from fedkeep.engine.gpu.kernels import has_triton
 from fedkeep.optim import Optimizer
 from fedkeep.task import Accelerator
 from fedkeep.tree import Tree
@@ -34,6 +36,11 @@ class GpuAccelerator(Accelerator):
     def call(self, model: Callable[[], Any]) -> Any:
         """Call a model, with our own kernels if the engine has chosen them."""
         return layers.use_kernels(model) if self.kernels else model()
+
+    def drop(self, x: torch.Tensor, key: torch.Tensor, stream: int, p: float, batch: int | None) -> torch.Tensor:
+        """Return x after dropout; by our own kernel, which draws the same, if there is Triton."""
+        drop = layers.drop if has_triton(self.device) else counter_random.drop
+        return drop(x, key, stream, p, batch)
 
     def as_tensors(self, grads: Tree) -> Tree:
         """Return gradients as plain tensors."""

@@ -16,6 +16,7 @@ from fedkeep.engine.gpu.kernels import kernels
 from fedkeep.engine.gpu.products import Product
 
 _Ctx = Any
+DROPOUT_AXES = 4  # of one client's tensor, at most
 FEW = 128  # examples of a dense layer whose time is that of reading and writing its weights
 
 
@@ -146,6 +147,24 @@ class GroupNorm(torch.autograd.Function):
             None,
             None,
         )
+
+
+class Dropout(torch.autograd.Function):
+    """`fedkeep._util.counter_random.drop` of x [K, ...] with keys [K]; the gradient draws the same again."""
+
+    has_weights = False
+
+    @staticmethod
+    def forward(ctx: _Ctx, x: Tensor, keys: Tensor, stream: int, p: float, batch: int | None) -> Tensor:
+        keys = keys.contiguous()
+        ctx.save_for_backward(keys)
+        ctx.options = stream, p, batch
+        return kernels().dropout.drop(x.contiguous(), keys, *ctx.options)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Ctx, dy: Tensor) -> Any:
+        return kernels().dropout.drop(dy.contiguous(), *ctx.saved_tensors, *ctx.options), None, None, None, None
 
 
 class CrossEntropy(torch.autograd.Function):

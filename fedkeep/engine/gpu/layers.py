@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedkeep import losses
+from fedkeep._util import counter_random
 from fedkeep._util.batch_norm import unmasked_batch_norm
 from fedkeep._util.private_apis import active_transforms, is_batched
 from fedkeep.engine.gpu import functions
@@ -176,6 +177,15 @@ def _view(input: Tensor, *shape: Any, **named: Any) -> Tensor | None:
         return None
     out: Tensor = computed(input).reshape(*shape)
     return out
+
+
+def drop(x: Tensor, key: Tensor, stream: int, p: float, batch: int | None) -> Tensor:
+    """Return what `counter_random.drop` does, by one kernel where it supports the tensor. The draws are the same."""
+    x = computed(x)
+    small = 0 < x.ndim <= functions.DROPOUT_AXES and x.numel() < 2**31
+    if not (small and _supported(x.dtype) and _stackable(x, key)):
+        return counter_random.drop(x, key, stream, p, batch)
+    return _apply(functions.Dropout, x, key, stream, p, batch)
 
 
 # Losses: of a stack of clients only, where many small operations are worth one kernel

@@ -17,7 +17,7 @@ import torch
 @functools.cache
 def kernels() -> Any:
     """Import the kernels, and with them Triton, on first use; each module is an attribute."""
-    names = ("convolution", "dense", "factors", "group_norm", "losses", "pooling", "updates")
+    names = ("convolution", "dense", "dropout", "factors", "group_norm", "losses", "pooling", "updates")
     return SimpleNamespace(**{name: import_module(f"{__name__}.{name}") for name in names})
 
 
