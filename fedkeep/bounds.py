@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep._util.batches import count_batches
+from fedkeep._util.batches import count_batches, count_held
 from fedkeep.tree import Tree
 
 Limit = float | Callable[["Received"], Any]  # a number, or a function that returns one number or one per element
@@ -44,7 +44,10 @@ class Received:
     @property
     def steps(self) -> int:
         """How many local steps a client takes that has as many examples as this upload says."""
-        return self.epochs * count_batches(max(1, int(self.upload["n"])), self.batch_size, self.drop_last)
+        n = max(1, int(self.upload["n"]))
+        held = self.method.hold_out() if self.method is not None else 0.0
+        trained = n - count_held(n, held)
+        return self.epochs * count_batches(trained, self.batch_size, self.drop_last)
 
     @property
     def effective_steps(self) -> float:

@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict, cast
 
@@ -30,7 +30,7 @@ from fedkeep.tree import Tree
 
 __all__ = [
     "HOOKS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note", "Params",
-    "ServerTree", "Shared", "Upload", "Visit", "hyper",
+    "Sent", "ServerTree", "Shared", "Upload", "Visit", "hyper",
 ]  # fmt: skip
 
 log = logging.getLogger("fedkeep")
@@ -40,6 +40,7 @@ Params = Tree  # weights, by name
 Grads = Tree  # one gradient for each weight
 ServerTree = Tree  # what the server keeps between rounds
 Shared = Tree  # what the server sends to every client of a round
+Sent = Tree  # what the server sends to one client besides
 ClientState = Tree  # what one client keeps between its visits
 Local = Tree  # what `prepare` returns for this visit
 Note = Tree  # what `annotate` returns: one entry per example
@@ -66,7 +67,7 @@ class Batch(TypedDict, total=False):
     selected: Tree  # the examples that `select_examples` chose: x, y, weight, note
     rehearsed: Tree  # what `rehearse` returned, of as many examples as the batch has
     noise: Tensor  # `noise_size` uniform random numbers in [0, 1) per example, new ones in every step
-    position: Tensor  # in `measure` only: the example's position in a random permutation of the client's examples
+    position: Tensor  # in `refine` and `measure`: the example's place in a random permutation of the client's examples
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,14 @@ class Cohort:
 HOOKS: dict[str, tuple[str, ...]] = {
     "init_server": ("task", "params"),
     "broadcast": ("server",),
+    "broadcast_to": ("server", "client"),
     "aggregate": ("task", "server", "uploads", "cohort"),
+    "hold_out": (),
+    "frozen": ("task",),
     "init_client": ("task", "params"),
     "prepare": ("visit",),
+    "refine": ("visit", "batch"),
+    "refined": ("visit", "passes"),
     "start": ("visit",),
     "annotate": ("visit", "x", "y"),
     "select_examples": ("visit", "y", "valid", "noise", "note"),
@@ -102,16 +108,18 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "personal_params": ("visit",),
 }
 _RENAMED = {"draw": "select_examples", "personal": "personal_params"}
-_RESERVED = ("broadcast_to", "update_client_record")  # see "Reserved names" in docs/contract.md
+_RESERVED = ("update_client_record",)  # see "Reserved names" in docs/contract.md
 
 # What a client hook may read of its visit, besides `task` and `shared`. A hook that is not listed computes a step.
 _READABLE = {
-    "prepare": ("client", "facts"),
-    "start": ("client", "facts"),
+    "prepare": ("sent", "client", "facts"),
+    "refine": ("sent", "client", "facts", "local"),
+    "refined": ("sent", "client", "facts", "local"),
+    "start": ("sent", "client", "facts", "local"),
     "annotate": ("local",),
     "rehearse": ("local",),
-    "finish": ("client", "facts", "local"),
-    "personal_params": ("client",),
+    "finish": ("sent", "client", "facts", "local"),
+    "personal_params": ("sent", "client"),
 }
 _READABLE_IN_A_STEP = ("facts", "local")
 
@@ -120,10 +128,11 @@ class Visit:
     """One client's visit, as a client hook sees it.
 
     - `task`: the model as functions, the loss, the numbers of classes and clients.
-    - `shared`: what the server sent.
+    - `shared`: what the server sent to every client.
+    - `sent`: what the server sent to this client alone (`broadcast_to`).
     - `client`: what the client kept from its last visit.
     - `facts`: what the runtime knows of the client: n, steps, effective_steps, label_counts, lr.
-    - `local`: what `prepare` returned for this visit.
+    - `local`: what `prepare` returned for this visit, and `refine` after it.
 
     Not every hook may read all of it. Reading a part that a hook may not see raises a `MethodError`.
     """
@@ -138,9 +147,15 @@ class Visit:
         client: ClientState | None = None,
         facts: Tree | None = None,
         local: Local | None = None,
+        sent: Sent | None = None,
     ) -> None:
         self.hook, self.task, self.shared = hook, task, shared
-        self._parts = {"client": client, "facts": facts, "local": local}
+        self._parts = {"sent": sent, "client": client, "facts": facts, "local": local}
+
+    @property
+    def sent(self) -> Sent:
+        """What the server sent to this client alone; empty unless the method has `broadcast_to`."""
+        return self._readable("sent")
 
     @property
     def client(self) -> ClientState:
@@ -154,7 +169,7 @@ class Visit:
 
     @property
     def local(self) -> Local:
-        """What `prepare` returned."""
+        """What `prepare` returned, and `refine` after it."""
         return self._readable("local")
 
     def _readable(self, part: str) -> Tree:
@@ -182,6 +197,7 @@ class FedAvg:
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
     optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # the clients' optimisers for which it is defined
     averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
+    reveals: ClassVar[str] = ""  # what other clients learn of a single client; needed with `broadcast_to`
     # what the entries of an honest upload are like: a federation's server rejects others
     bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
 
@@ -219,9 +235,26 @@ class FedAvg:
         """Return what goes to every client: always "params"."""
         return {"params": server["params"]}
 
+    def broadcast_to(self, server: ServerTree, client: int) -> Sent:
+        """Return what goes to this client alone, in the same form for every client; its hooks find it in `visit.sent`.
+
+        What is other clients' own, such as their models, is disclosed to this client.
+        """
+        return {}
+
     def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
         """Return the server's next tree. The uploads are stacked on a leading client axis."""
         return {**server, "params": tree.mean(uploads["params"], uploads["n"])}
+
+    # What local training leaves alone
+
+    def hold_out(self) -> float:
+        """Return the share of a client's examples that it never trains on; `refine` gets these instead of all."""
+        return 0.0
+
+    def frozen(self, task: Task) -> Sequence[str]:
+        """Return the names of the weights that local training leaves as `start` returned them."""
+        return ()
 
     # Client hooks
 
@@ -232,6 +265,17 @@ class FedAvg:
     def prepare(self, visit: Visit) -> Local:
         """Return what the hooks below need in this visit; they find it in `visit.local`."""
         return {}
+
+    def refine(self, visit: Visit, batch: Batch) -> Local:
+        """Return the next `visit.local`, given a batch of the client's examples, before training and unaugmented.
+
+        Called for every batch of a pass through the data, or through the held-out examples if the client has any.
+        """
+        return visit.local
+
+    def refined(self, visit: Visit, passes: int) -> bool | Tensor:
+        """Return whether `refine` is finished after so many passes through the data: by default after one."""
+        return passes >= 1
 
     def start(self, visit: Visit) -> Params:
         """Return the weights at which local training starts."""
@@ -336,6 +380,12 @@ def _check_hooks(cls: type[FedAvg]) -> None:
             close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
             if close and name not in cls.passes:
                 log.warning("%s.%s is not a hook and is not called; did you mean %s?", cls.__name__, name, close[0])
+    if "broadcast_to" in vars(cls) and not cls.reveals:
+        raise MethodError(
+            f"{cls.__name__} sends something to single clients: say in `reveals` what they learn of other clients, or "
+            '"nothing"',
+            key="reveals",
+        )
     _check_passes(cls)
 
 
@@ -351,6 +401,8 @@ def _check_passes(cls: type[FedAvg]) -> None:
                 value=name,
             )
         _require_arguments(cls, name, getattr(cls, name), HOOKS["loss"])
+    if cls.uses("refined") and not cls.uses("refine"):
+        raise MethodError(f"{cls.__name__}.refined is only called for methods with `refine`", key="refined")
     unused = [hook for hook in ("gradient_point", "combine_gradients") if len(cls.passes) == 1 and cls.uses(hook)]
     if unused:
         raise MethodError(

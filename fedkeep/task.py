@@ -19,6 +19,7 @@ from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
 from fedkeep._util.dropout import keyed_dropout, may_drop
 from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
+from fedkeep._util.stages import call_stage, call_with_stage, stage_names
 from fedkeep._util.structure import structure_hash
 from fedkeep._util.text import format_layer
 from fedkeep.errors import ModelError
@@ -174,6 +175,22 @@ class Task:
                 "head(features(x)), for a method that reads features",
                 key="model.features",
             )
+
+    def stages(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (feature maps before the model's last stage, those after it, logits) in one pass."""
+        before, after, logits = self._call(train, params, x, lambda module: call_with_stage(module, x))
+        return before.to(self.dtype), after.to(self.dtype), logits.to(self.dtype)
+
+    def last_stage(self, weights: Tree, maps: Tensor, train: bool = False) -> Tensor:
+        """Return the output of the model's last stage alone, with these weights, which may be slices of its own."""
+        after: Tensor = self._call(train, weights, maps, lambda module: call_stage(module, maps))
+        return after.to(self.dtype)
+
+    @property
+    def last_stage_weights(self) -> list[str]:
+        """The names of the weights in the model's last stage."""
+        inside = tuple(f"{name}." for name in stage_names(self.train_module))
+        return [name for name in self.init if name.startswith(inside)]
 
     def example_gradients(self, params: Tree, x: Any, y: Tensor) -> Tree:
         """Return the gradient of the criterion for every example, in evaluation mode, [B, ...] each.

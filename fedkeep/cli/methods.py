@@ -40,6 +40,7 @@ def methods(
                 "paper": cls.paper,
                 "hyperparameters": cls.defaults(),
                 "warnings": _warnings(cls),
+                "reveals": cls.reveals,
                 **asdict(size),
             }
             for key, (cls, size) in measured.items()
@@ -91,6 +92,8 @@ def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
             line(f"    warning: {warnings[field]}")
     line(f"  download, per client and round: {', '.join(size.sends)} ({size.down:.2f} models)")
     line(f"  upload, all that the server learns about a client: {', '.join(size.uploads)} ({size.up:.2f} models)")
+    if cls.reveals:
+        line(f"  other clients learn about a client: {cls.reveals}")
     line(f"  stored by a client between visits: {', '.join(size.keeps) or 'nothing'} ({size.state:.2f} models)")
     line(f"  public examples on the server: {'required, ' + size.public if size.public != 'no' else 'not required'}")
     line(f"  extra forward pass of a teacher over the client's data: {'yes' if size.teacher else 'no'}")

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedkeep._util.batches import count_batches
+from fedkeep._util.batches import count_batches, held_positions
 from fedkeep.data.augment import Augment
 from fedkeep.data.seeds import AUGMENT, DROPOUT, MODULE, NOISE, ORDER, REHEARSAL, STEP_NOISE, generator, seed_stream
 
@@ -27,6 +27,7 @@ class ClientPlan:
     augment: dict[str, np.ndarray]  # random parameters of the augmentation, [S, B] each
     per_epoch: int  # steps per epoch
     dropped: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # that epoch 1 leaves out
+    held: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # that no epoch has
 
     @property
     def steps(self) -> int:
@@ -65,9 +66,18 @@ class ClientPlan:
 
     @property
     def one_pass(self) -> list[np.ndarray]:
-        """The batches of one pass over all of the client's examples: those of the first epoch, and what it dropped."""
+        """The batches of one pass over all of the client's examples: those of the first epoch, and what it dropped.
+
+        Held-out examples are not in it.
+        """
         batches = [self.index[s, : self.size[s]] for s in range(self.per_epoch)]
         return [*batches, self.dropped] if len(self.dropped) else batches
+
+    @property
+    def refine_batches(self) -> list[np.ndarray]:
+        """The batches of one pass for the hook `refine`: over the held-out examples, or without any, over all."""
+        width = self.index.shape[1]
+        return [self.held[start : start + width] for start in range(0, len(self.held), width)] or self.one_pass
 
     @property
     def mask(self) -> np.ndarray:
@@ -85,23 +95,28 @@ def make_plan(
     augment: Augment | None = None,
     image: tuple[int, int] = (0, 0),
     drop_last: bool = False,
+    hold_out: float = 0.0,
 ) -> ClientPlan:
     """Return a client's plan: `epochs` passes over its n examples, each in a new order.
 
     The last batch of an epoch may be smaller than the others; with `drop_last` it is left out, unless it is the only
-    one.
+    one. The share `hold_out` of the examples, evenly spaced, is in no epoch.
 
     >>> make_plan(seed=0, round=1, client=3, n=5, epochs=2, batch_size=2).size.tolist()
     [2, 2, 1, 2, 2, 1]
     >>> make_plan(seed=0, round=1, client=3, n=5, epochs=2, batch_size=2, drop_last=True).size.tolist()
     [2, 2, 2, 2]
+    >>> make_plan(seed=0, round=1, client=3, n=5, epochs=2, batch_size=2, hold_out=0.4).held.tolist()
+    [1, 4]
     """
     key = (seed, round, client)
-    width = min(batch_size, n)
-    per_epoch = count_batches(n, width, drop_last)
-    used = min(n, per_epoch * width)  # examples of an epoch
+    held = held_positions(n, hold_out)
+    trained = np.delete(np.arange(n), held)
+    width = min(batch_size, len(trained))
+    per_epoch = count_batches(len(trained), width, drop_last)
+    used = min(len(trained), per_epoch * width)  # examples of an epoch
     order = generator(ORDER, *key)
-    orders = np.stack([order.permutation(n) for _ in range(epochs)])
+    orders = np.stack([trained[order.permutation(len(trained))] for _ in range(epochs)])
     index = np.zeros((epochs, per_epoch * width), dtype=np.int64)
     index[:, :used] = orders[:, :used]
     size = np.full((epochs, per_epoch), width)
@@ -115,4 +130,5 @@ def make_plan(
         augment=augment.draw(generator(AUGMENT, *key), steps, width, image) if augment else {},
         per_epoch=per_epoch,
         dropped=orders[0, used:].copy(),
+        held=held,
     )

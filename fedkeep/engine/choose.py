@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -22,29 +23,37 @@ log = logging.getLogger("fedkeep")
 
 
 def choose_engine(
-    name: str, tf32: bool, local: LocalTraining, x: Any, y: Tensor, shared: Tree, rounds: int = 1
+    name: str,
+    tf32: bool,
+    local: LocalTraining,
+    x: Any,
+    y: Tensor,
+    shared: Tree,
+    rounds: int = 1,
+    sent: Tree | None = None,
 ) -> Loop | Stacked:
     """Return the engine. `auto`: stacked on a GPU or for a small model, if a trial step can be stacked; else the loop.
 
     On a GPU, a module that `vmap` does not support is stacked too, with one stream for each client, unless it draws
-    random numbers. `shared` is what the server sends in the first round, `rounds` the length of the run.
+    random numbers. `shared` is what the server sends in the first round to all clients, `sent` to one of them; `rounds`
+    is the length of the run.
     """
-    task = local.task
+    task, trial = local.task, functools.partial(why_not_stackable, local, x, y, shared, sent=sent)
     if name == "loop" or (name == "auto" and y.device.type == "cpu" and task.n_weights > SMALL_MODEL):
         return Loop(local, x, y)
     without_kernels = None
     if isinstance(task.accelerator, GpuAccelerator) and layers.available(task.device, task.dtype, task.autocast, tf32):
         task.accelerator.kernels = True
-        without_kernels = why_not_stackable(local, x, y, shared, layers.vmap_with_kernels)
+        without_kernels = trial(layers.vmap_with_kernels)
         if without_kernels is None:
             return Stacked(local, x, y, layers.vmap_with_kernels)
         task.accelerator.kernels = False
-    reason = why_not_stackable(local, x, y, shared, map_clients)
+    reason = trial(map_clients)
     if reason is None:
         if without_kernels:
             log.warning("rounds are slower than they could be, without fedkeep's own kernels: %s", without_kernels)
         return Stacked(local, x, y, map_clients, rounds)
-    if y.device.type == "cuda" and why_not_stackable(local, x, y, shared, one_stream_each) is None:
+    if y.device.type == "cuda" and trial(one_stream_each) is None:
         return Stacked(local, x, y, one_stream_each)
     if name == "stacked":
         raise EngineError(

@@ -13,12 +13,13 @@ from fedkeep import tree
 from fedkeep.engine.round_parts import visit_part
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
+from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 
 def require_whole_batches(method: FedAvg) -> None:
     """Raise if a method computes with single examples, for a model whose statistics are those of the batch."""
-    for hook in ("measure", "select_examples", "rehearse"):
+    for hook in ("refine", "measure", "select_examples", "rehearse"):
         if method.uses(hook):
             raise MethodError(
                 f"{method.name} computes with single examples ({hook}), but with BatchNorm by the statistics of the "
@@ -26,6 +27,16 @@ def require_whole_batches(method: FedAvg) -> None:
                 key="model",
                 value=hook,
             )
+
+
+def require_weight_names(method: FedAvg, task: Task) -> frozenset[str]:
+    """Return the names of the weights that local training leaves alone; raise unless the model has them, and others."""
+    names = frozenset(method.frozen(task)) if method.uses("frozen") else frozenset()
+    if not names < task.init.keys():
+        unknown = sorted(names - task.init.keys())
+        problem = f"{unknown[0]} is not a weight of the model" if unknown else "nothing would be trained"
+        raise MethodError(f"{method.name}: frozen returns {len(names)} names, but {problem}", key="frozen")
+    return names
 
 
 def require_pair(method: FedAvg, hook: str, pair: str, value: Any) -> tuple[Any, Any]:

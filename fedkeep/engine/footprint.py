@@ -35,12 +35,12 @@ def footprint(method: FedAvg) -> Footprint:
     simulation, public = _small_simulation(method)
     result = simulation.train_round(keep_models=True)
     upload, client = (tree.take(result.clients[key], 0) for key in ("upload", "client"))
-    model = tree.nbytes(simulation.params)
+    model, sent = tree.nbytes(simulation.params), simulation.job(0, 1).sent
     return Footprint(
-        down=tree.nbytes(result.shared) / model,
+        down=(tree.nbytes(result.shared) + tree.nbytes(sent)) / model,
         up=tree.nbytes(upload) / model,
         state=tree.nbytes(client) / model,
-        sends=tuple(result.shared),
+        sends=(*result.shared, *sent),
         uploads=tuple(upload),
         keeps=tuple(client),
         public=public,
@@ -49,14 +49,14 @@ def footprint(method: FedAvg) -> Footprint:
 
 
 def _small_simulation(method: FedAvg) -> tuple[Simulation, str]:
-    """Return a simulation of two clients, with a model as large as ResNet-8 and as many features, and the public set.
+    """Return a simulation of a few clients, with a model as large as ResNet-8 and as many features, and the public set.
 
     Which public set the method needs is found by trial: first without examples, then without their labels.
     """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(90, 16)).astype(np.float32), np.arange(90) % 3
     data = from_arrays(x, y, x, y)
-    clients = np.array_split(np.arange(30), 2)
+    clients = np.array_split(np.arange(30), 6 if method.uses("broadcast_to") else 2)  # others' models may be sent
     settings = Settings(rounds=1, participation=2, epochs=1, engine="loop", device="cpu")
     model = models.build("mlp", (16,), 3, hidden=(1024, 64))
     try:

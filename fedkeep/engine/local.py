@@ -9,6 +9,7 @@ A `Visit` is built inside the mapped function: `vmap` takes trees, not objects.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,11 +32,13 @@ from fedkeep.engine.client_hooks import (
     require_loss,
     require_pair,
     require_selection,
+    require_weight_names,
     require_whole_batches,
     with_own_sums,
 )
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
+from fedkeep.engine.refine import refine_one
 from fedkeep.errors import MethodError
 from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
@@ -52,6 +55,7 @@ class ClientJob(NamedTuple):
     counts: np.ndarray  # examples of each class
     plan: ClientPlan
     client: Tree  # its state
+    sent: Tree  # what the server sends to it alone
 
 
 class ClientResult(NamedTuple):
@@ -97,7 +101,7 @@ class LocalTraining:
         """
         trees = {"params": params, "batch": batch, "shared": shared, "facts": facts, "local": local}
         losses, grads, sums = gradients(trees) if gradients is not None else self.losses_and_gradients(trees, each)
-        optimizer = self.task.optimizer
+        optimizer, params = self.task.optimizer, self.trained(params)
         with torch.no_grad():
             if self.task.dtype == torch.float32 and optimizer.fused:
                 self.task.accelerator.update_(optimizer, grads, state, params, lr)
@@ -108,6 +112,14 @@ class LocalTraining:
                 tree.copy_(state, new[1])
             tree.map(Tensor.add_, local.get("tracked", {}), sums)
         return losses
+
+    @functools.cached_property
+    def _frozen(self) -> frozenset[str]:
+        return require_weight_names(self.method, self.task)
+
+    def trained(self, params: Tree) -> Tree:
+        """Return those of the weights that are not frozen."""
+        return {name: w for name, w in params.items() if name not in self._frozen} if self._frozen else params
 
     def losses_and_gradients(self, trees: Tree, each: Each) -> tuple[Tensor, Tree, Tree]:
         """Return every client's loss, the gradient for its optimiser (combined, corrected, clipped) and its sums."""
@@ -149,7 +161,8 @@ class LocalTraining:
         self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
     ) -> tuple[Tensor, Tree, Tree]:
         """Return every client's loss and gradient of one pass at these weights, and the sums that the pass tracks."""
-        point = tree.map(lambda w: w.detach().requires_grad_(), point)
+        point = tree.detach(point)
+        trained = tree.map(lambda w: w.requires_grad_(), self.trained(point))
         with torch.enable_grad():
             losses, sums = each(
                 lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc, each), point, batch, facts, local
@@ -161,8 +174,8 @@ class LocalTraining:
                 "or from detached tensors?",
                 key=name,
             )
-        grads = torch.autograd.grad(total, tree.leaves(point), materialize_grads=True)
-        return losses, tree.like(point, grads), sums
+        grads = torch.autograd.grad(total, tree.leaves(trained), materialize_grads=True)
+        return losses, tree.like(trained, grads), sums
 
     def _loss(
         self, name: str, params: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
@@ -205,7 +218,7 @@ class LocalTraining:
         if len(self.method.passes) > 1:
             visit = self._in_step("combine_gradients", shared, facts, local)
             grads = self.method.combine_gradients(visit, params, grads)
-            if grads.keys() != params.keys():
+            if grads.keys() != self.trained(params).keys():
                 raise MethodError(
                     f"{self.method.name}: combine_gradients must return one gradient, with the names of the weights, "
                     f"not {', '.join(grads)}",
@@ -222,7 +235,9 @@ class LocalTraining:
 
     # One visit
 
-    def train_one(self, shared: Tree, client: Tree, x: Any, y: Tensor, plan: ClientPlan, lr: float) -> ClientResult:
+    def train_one(
+        self, shared: Tree, client: Tree, x: Any, y: Tensor, plan: ClientPlan, lr: float, sent: Tree | None = None
+    ) -> ClientResult:
         """Train one client on its own examples, as stored. Every runtime must agree with this function."""
         method, task = self.method, self.task
         counts = torch.bincount(y, minlength=task.n_classes).cpu().numpy()
@@ -235,19 +250,31 @@ class LocalTraining:
             mask = torch.ones(len(at), dtype=torch.bool, device=y.device)
             return {"x": self.inputs(tree.take(x, at), drawn), "y": y[at], "mask": mask}
 
+        def take_in_order(batches: Sequence[np.ndarray]) -> Iterator[Tree]:
+            for s, own in enumerate(batches):
+                at = torch.from_numpy(own).to(y.device)
+                yield {**take(at), "position": torch.arange(len(at), device=y.device) + s * index.shape[1]}
+
+        def visit(hook: str, local: Tree) -> Visit:
+            return Visit(hook, task, shared, client, facts, local, sent or {})
+
         with seeded(plan.seed, y.device):
             with torch.no_grad():
                 with at_stage(method, "prepare"):
-                    local = with_own_sums(method.prepare(Visit("prepare", task, shared, client, facts)))
+                    local = method.prepare(visit("prepare", {}))
+                if method.uses("refine"):
+                    with at_stage(method, "refine"):
+                        local = refine_one(method, visit, local, lambda: take_in_order(plan.refine_batches))
+                local = with_own_sums(local)
                 with at_stage(method, "start"):
-                    params = tree.map(torch.clone, method.start(Visit("start", task, shared, client, facts)))
+                    params = tree.map(torch.clone, method.start(visit("start", local)))
                 with at_stage(method, "annotate"):
                     notes = self.annotate_all(shared, local, x, y, torch.arange(len(y), device=y.device))
                 with at_stage(method, "select_examples"):
                     selected = self.selected_examples(shared, facts, local, x, y, plan.noise, notes)
                 with at_stage(method, "rehearse"):
                     rehearsed = self.rehearse_all(shared, local, x, y, torch.arange(len(y), device=y.device))
-            state, losses = task.optimizer.init(params), []
+            state, losses = task.optimizer.init(self.trained(params)), []
             with at_stage(method, "local training"):
                 for s, size in enumerate(plan.size):
                     at = index[s, :size]
@@ -265,14 +292,11 @@ class LocalTraining:
             measured: Tree = {}
             if method.uses("measure"):
                 with at_stage(method, "measure"):
-                    for s, own in enumerate(plan.one_pass):
-                        at = torch.from_numpy(own).to(y.device)
-                        batch = {**take(at), "position": torch.arange(len(at), device=y.device) + s * index.shape[1]}
+                    for batch in take_in_order(plan.one_pass):
                         sums = self.measure(params, batch, shared, facts, local)
                         measured = tree.add(measured, sums) if measured else sums
             with torch.no_grad(), at_stage(method, "finish"):
-                visit = Visit("finish", task, shared, client, facts, local)
-                result = method.finish(visit, params, measured)
+                result = method.finish(visit("finish", local), params, measured)
                 upload, client = require_pair(method, "finish", "(upload, state)", result)
         return ClientResult(params, upload, client, torch.stack(losses))
 

@@ -30,9 +30,10 @@ class Loop:
         results = []
         for job in jobs:
             at = torch.from_numpy(job.examples).to(self.y.device)
-            sent, client = self._send(shared), self._send(job.client)
+            received, sent, client = self._send(shared), self._send(job.sent), self._send(job.client)
             with at_stage(self.local.method, "the visit", job.id):
-                result = self.local.train_one(sent, client, tree.take(self.x, at), self.y[at], job.plan, lr)
+                x, y = tree.take(self.x, at), self.y[at]
+                result = self.local.train_one(received, client, x, y, job.plan, lr, sent)
             results.append(result._replace(upload=self._send(result.upload), client=self._send(result.client)))
         params, uploads, clients, losses = zip(*results, strict=True)
         padded = nn.utils.rnn.pad_sequence(list(losses))

@@ -32,11 +32,14 @@ MAX_RECORDINGS = 64  # further kinds of steps are computed in Python: to replace
 class Replay:
     """Computes a step's losses, gradients and tracked sums, from recordings where they pay.
 
-    `gradients` computes them in Python, `n_weights` is the size of the model, `rounds` the length of the run.
+    `gradients` computes them in Python, `n_weights` is the size of the model, `rounds` the length of the run, and
+    `trained` returns those of the weights that have a gradient.
     """
 
-    def __init__(self, gradients: Gradients, n_weights: int, rounds: int) -> None:
-        self.gradients, self.n_weights, self.rounds = gradients, n_weights, rounds
+    def __init__(
+        self, gradients: Gradients, n_weights: int, rounds: int, trained: Callable[[Tree], Tree] = lambda params: params
+    ) -> None:
+        self.gradients, self.trained, self.n_weights, self.rounds = gradients, trained, n_weights, rounds
         self.works = True
         self.recordings: dict[Any, _Recorded | None] = {}  # by number, shapes and types of the inputs
         self._uses: Counter[int] = Counter()  # steps of this round, by number of clients
@@ -79,8 +82,8 @@ class Replay:
             self.recordings[key] = None
             return self.gradients(trees)
         recording.compile(inputs)
-        self.recordings[key] = _Recorded(recording)
-        return _like(trees, outputs)
+        self.recordings[key] = _Recorded(recording, self.trained)
+        return _like(trees, outputs, self.trained)
 
     def _checked(self, recorded: _Recorded, trees: Tree, inputs: list[Tensor]) -> Result:
         """Return the result in Python; if the replay's is another, do without replays from now on.
@@ -104,23 +107,23 @@ class Replay:
 class _Recorded:
     """A recording of a step, how often it was used, and at which use it is checked next: the 1st, 4th, 16th, ..."""
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording, self.uses, self.next_check = recording, 0, 1
+    def __init__(self, recording: Recording, trained: Callable[[Tree], Tree]) -> None:
+        self.recording, self.trained, self.uses, self.next_check = recording, trained, 0, 1
 
     def __call__(self, trees: Tree, inputs: list[Tensor]) -> Result:
         with torch.no_grad():
-            return _like(trees, self.recording(inputs))
+            return _like(trees, self.recording(inputs), self.trained)
 
 
 def _flat(result: Result) -> list[Tensor]:
     return [result[0], *tree.leaves(result[1]), *tree.leaves(result[2])]
 
 
-def _like(trees: Tree, flat: Sequence[Tensor]) -> Result:
-    """Undo `_flat`: gradients are like the weights, sums like those that `prepare` started."""
+def _like(trees: Tree, flat: Sequence[Tensor], trained: Callable[[Tree], Tree]) -> Result:
+    """Undo `_flat`: gradients are like the trained weights, sums like those that `prepare` started."""
     sums = trees["local"].get("tracked", {})
     first = len(flat) - len(tree.leaves(sums))
-    return flat[0], tree.like(trees["params"], flat[1:first]), tree.like(sums, flat[first:])
+    return flat[0], tree.like(trained(trees["params"]), flat[1:first]), tree.like(sums, flat[first:])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

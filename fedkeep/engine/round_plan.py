@@ -30,8 +30,10 @@ class RoundPlan:
 class RoundPlanner:
     """Makes the plans of a run's rounds, on request or ahead of time while a GPU works on the round before."""
 
-    def __init__(self, settings: Settings, data: Dataset, clients: Partition, ranks: Ranks) -> None:
-        self.settings, self.ranks = settings, ranks
+    def __init__(
+        self, settings: Settings, data: Dataset, clients: Partition, ranks: Ranks, hold_out: float = 0.0
+    ) -> None:
+        self.settings, self.ranks, self.hold_out = settings, ranks, hold_out
         self.cohorts = CohortSequence.of(settings, len(clients))
         self.image = image_size(data, settings)
         self.labels, self.n_classes = data.y_train.numpy(), data.n_classes
@@ -57,10 +59,10 @@ class RoundPlanner:
         return [k for k in sampled if sizes[k]], [k for k in sampled if not sizes[k]]
 
     def job(self, client: int, number: int) -> ClientJob:
-        """Return one client's job in a round; its state is added later."""
+        """Return one client's job in a round; its state and what is sent to it are added later."""
         examples = self.examples.of(client, number)
-        plan = client_plan(self.settings, number, client, len(examples), self.image)
-        return ClientJob(client, examples, np.bincount(self.labels[examples], minlength=self.n_classes), plan, {})
+        plan = client_plan(self.settings, number, client, len(examples), self.image, self.hold_out)
+        return ClientJob(client, examples, np.bincount(self.labels[examples], minlength=self.n_classes), plan, {}, {})
 
     def _plan(self, number: int) -> RoundPlan:
         cohort, skipped = self.cohort(number)

@@ -17,7 +17,7 @@ from fedkeep.engine.evaluate import Evaluator
 from fedkeep.engine.local import ClientJob, ClientResult
 from fedkeep.engine.round_parts import round_part
 from fedkeep.engine.round_plan import RoundPlan, RoundPlanner
-from fedkeep.engine.server_hooks import broadcast
+from fedkeep.engine.server_hooks import broadcast, broadcast_to
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.trainer import Trainer
@@ -42,6 +42,7 @@ class RoundResult:
     shared: Tree
     clients: Tree
     bytes_up: int
+    bytes_sent: int = 0  # to single clients, besides what is shared
     checks: tuple[Callable[[], None], ...] = ()
 
     def verify(self) -> None:
@@ -71,18 +72,21 @@ class RoundTrainer:
         stored: list[Tree] = []
         self.ranks.on_rank0(lambda: stored.extend(_stored(states, share) for share in plan.shares))
         device = self.trainer.local.task.device
-        sent = self.ranks.scatter(stored, device)
+        own = self.ranks.scatter(stored, device)
         checks: list[Callable[[], None]] = []
-        gathered = self.ranks.gather(lambda: self._train_share(shared, plan, sent, lr, keep_models, checks), device)
+        gathered = self.ranks.gather(
+            lambda: self._train_share(shared, self._jobs(server, shared, plan, own), plan, lr, keep_models, checks),
+            device,
+        )
         if not gathered:
             return RoundResult(plan, lr, shared, {}, 0)
         clients = tree.cat([part for part in gathered if part])
         order = torch.argsort(clients["id"])
-        upload, bytes_up = clients.pop("upload"), clients.pop("bytes")
+        upload, bytes_up, bytes_sent = clients.pop("upload"), clients.pop("bytes"), clients.pop("bytes_sent")
         if len(gathered) > 1 and len(tree.leaves(upload)[0]) == len(order):
             upload = tree.take(upload, order)
         clients = {**tree.take(clients, order), "upload": upload}
-        return RoundResult(plan, lr, shared, clients, int(bytes_up.sum()), tuple(checks))
+        return RoundResult(plan, lr, shared, clients, int(bytes_up.sum()), int(bytes_sent.sum()), tuple(checks))
 
     def client_state(self, stored: Tree | None, params: Tree) -> Tree:
         """Return a client's state on the device: the stored one, or that of a first visit."""
@@ -90,11 +94,22 @@ class RoundTrainer:
         state = stored if stored is not None else local.method.init_client(local.task, params)
         return tree.to(state, local.task.device)
 
+    def _jobs(self, server: Tree, shared: Tree, plan: RoundPlan, states: Tree) -> list[ClientJob]:
+        """Return the jobs of this rank's clients, with their states and what is sent to each alone."""
+        method = self.trainer.local.method
+        return [
+            job._replace(
+                client=self.client_state(states.get(str(job.id)), shared["params"]),
+                sent=broadcast_to(method, server, job.id),
+            )
+            for job in plan.jobs
+        ]
+
     def _train_share(
         self,
         shared: Tree,
+        jobs: Sequence[ClientJob],
         plan: RoundPlan,
-        states: Tree,
         lr: float,
         keep_models: bool,
         checks: list[Callable[[], None]],
@@ -104,7 +119,6 @@ class RoundTrainer:
         Divergence is checked before the memory of a chunk is used again and before results are sent to another rank.
         The check of a whole cohort is left for later: the host goes on while a GPU is training.
         """
-        jobs = [job._replace(client=self.client_state(states.get(str(job.id)), shared["params"])) for job in plan.jobs]
         chunks = []
         for chunk, result in self.trainer.train(shared, jobs, lr):
             with round_part("plan"):
@@ -127,7 +141,9 @@ class RoundTrainer:
         method, here = self.trainer.local.method, self.trainer.local.task.device
         ids = torch.tensor([job.id for job in jobs]).to(here, non_blocking=True)
         clients: Tree = {"loss": loss, "id": ids}
-        clients["bytes"] = torch.full((1,), tree.nbytes(result.upload), device=here if self.ranks.size > 1 else "cpu")
+        counted = here if self.ranks.size > 1 else "cpu"
+        clients["bytes"] = torch.full((1,), tree.nbytes(result.upload), device=counted)
+        clients["bytes_sent"] = torch.full((1,), sum(tree.nbytes(job.sent) for job in jobs), device=counted)
         clients["upload"], clients["client"] = result.upload, tree.detach(result.client)
         averages = self.settings.plain_mean and not (method.uses("aggregate") or method.uses("finish"))
         if averages and not keep_models and len(jobs) < len(plan.cohort):  # a mean of means saves memory

@@ -44,6 +44,17 @@ def broadcast(method: FedAvg, server: Tree) -> Tree:
     return _checked(method, "broadcast", method.broadcast(without_own_entries(server)))
 
 
+def broadcast_to(method: FedAvg, server: Tree, client: int) -> Tree:
+    """Return what goes to one client alone; nothing for most methods."""
+    if not method.uses("broadcast_to"):
+        return {}
+    sent: Any = method.broadcast_to(without_own_entries(server), client)
+    if not isinstance(sent, dict):
+        kind = type(sent).__name__
+        raise MethodError(f"{method.name}: broadcast_to must return a dict, not {kind}", key="broadcast_to", value=kind)
+    return _require_tensors(method, "broadcast_to", sent)
+
+
 def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
     """Raise if this method cannot be trained or aggregated as the settings say."""
     if settings.optimizer not in method.optimizers:
@@ -112,6 +123,10 @@ def _checked(method: FedAvg, hook: str, value: Any) -> Tree:
             ),
             key=hook,
         )
+    return _require_tensors(method, hook, value)
+
+
+def _require_tensors(method: FedAvg, hook: str, value: Tree) -> Tree:
     bad = [path for path, leaf in tree.items(value) if not isinstance(leaf, torch.Tensor)]
     if bad:
         raise MethodError(f"{method.name}: {hook} must return tensors, but {bad[0]} is not one", key=hook, value=bad[0])

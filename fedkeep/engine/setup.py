@@ -86,8 +86,10 @@ def image_size(data: Dataset, settings: Settings) -> tuple[int, int]:
     return data.image or (0, 0)
 
 
-def client_plan(settings: Settings, round: int, client: int, n: int, image: tuple[int, int]) -> ClientPlan:
-    """Return the plan of a client with n examples in a round."""
+def client_plan(
+    settings: Settings, round: int, client: int, n: int, image: tuple[int, int], hold_out: float = 0.0
+) -> ClientPlan:
+    """Return the plan of a client with n examples in a round; it holds out a share of them if the method says so."""
     return make_plan(
         settings.seed,
         round,
@@ -98,4 +100,5 @@ def client_plan(settings: Settings, round: int, client: int, n: int, image: tupl
         settings.augment or None,
         image,
         settings.drop_last,
+        hold_out,
     )

@@ -69,7 +69,7 @@ class Simulation:
         self.clients = Partition.of(clients, len(data.y_train))
         server_hooks.require_supported(self.method, settings, len(self.clients))
         self.ranks = current_ranks()
-        self.planner = RoundPlanner(settings, data, self.clients, self.ranks)
+        self.planner = RoundPlanner(settings, data, self.clients, self.ranks, self.method.hold_out())
         place = device.resolve_device(settings.device)
         inputs = setup.make_inputs(data, settings, place)
         self.eval_inputs = inputs.without_augmentation
@@ -88,7 +88,8 @@ class Simulation:
         self.local = LocalTraining(self.method, self.task, inputs, settings.clip_norm)
         server = server_hooks.init_server(self.method, self.task, settings)
         shared = server_hooks.broadcast(self.method, server)
-        self.trainer = Trainer(self.local, self.x, self.y, shared, settings)
+        sent = server_hooks.broadcast_to(self.method, server, 0)
+        self.trainer = Trainer(self.local, self.x, self.y, shared, settings, sent)
         test = (self.x_test, self.y_test, self.eval_inputs)
         self.evaluator = Evaluator(self.task, *test, self.ranks, example_bytes=tree.nbytes(sample) // 2)
         self.round_trainer = RoundTrainer(settings, self.planner, self.trainer, self.evaluator, self.ranks)
@@ -228,7 +229,7 @@ class Simulation:
             "lr": result.lr,
             "cohort": plan.cohort,
             "skipped": plan.skipped,
-            "bytes_down": tree.nbytes(result.shared) * len(plan.cohort),
+            "bytes_down": tree.nbytes(result.shared) * len(plan.cohort) + result.bytes_sent,
             "bytes_up": 0,
             "train_loss": None,
         }
@@ -253,8 +254,8 @@ class Simulation:
         return self._private(record) if self.settings.private else record
 
     def job(self, client: int, number: int) -> ClientJob:
-        """Return one client's job in a round, with its state."""
-        return self.planner.job(client, number)._replace(client=self.client_state(client))
+        """Return one client's job in a round, with its state and what the server sends to it alone."""
+        return self.planner.job(client, number)._replace(client=self.client_state(client), sent=self._sent(client))
 
     def client_state(self, client: int) -> Tree:
         """Return what a client has kept since its last visit, or its state at a first visit."""
@@ -263,7 +264,11 @@ class Simulation:
     def personal_params(self, client: int) -> Tree:
         """Return the weights that this client would use for itself, as its method defines them."""
         shared = server_hooks.broadcast(self.method, self.server)
-        return self.method.personal_params(Visit("personal_params", self.task, shared, self.client_state(client)))
+        state, sent = self.client_state(client), self._sent(client)
+        return self.method.personal_params(Visit("personal_params", self.task, shared, state, sent=sent))
+
+    def _sent(self, client: int) -> Tree:
+        return server_hooks.broadcast_to(self.method, self.server, client)
 
     def _train_round(self, number: int, keep_models: bool = False) -> RoundResult:
         with self._numerics():

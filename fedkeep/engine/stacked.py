@@ -22,6 +22,7 @@ from fedkeep.engine.gpu.graphs import Graphs
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
 from fedkeep.engine.mapping import Each, map_clients, one_stream_each
+from fedkeep.engine.refine import refine_stack
 from fedkeep.engine.replay import Replay
 from fedkeep.engine.stacked_plan import StackedPlan
 from fedkeep.method import Visit
@@ -44,7 +45,8 @@ class Stacked:
         self._ahead: StackedPlan | None = None  # of the next cohort
         self.replay: Replay | None = None
         if y.device.type == "cpu" and each is map_clients:
-            self.replay = Replay(lambda trees: local.losses_and_gradients(trees, each), local.task.n_weights, rounds)
+            compute = functools.partial(local.losses_and_gradients, each=each)
+            self.replay = Replay(compute, local.task.n_weights, rounds, local.trained)
 
     def train(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         """Train every client of the cohort; the results are stacked in the order of the jobs."""
@@ -76,19 +78,33 @@ class Stacked:
         plan, self._ahead = self._ahead, None
         if plan is None or not plan.is_of(jobs):
             plan = self._plan(jobs)
-        client = tree.stack([job.client for job in jobs])
+        client, sent = tree.stack([job.client for job in jobs]), tree.stack([job.sent for job in jobs])
         facts = self.local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad():
             with at_stage(method, "prepare"):
                 local: Tree = {}
                 if method.uses("prepare"):
                     local = map_clients(
-                        lambda c, f: method.prepare(Visit("prepare", task, shared, c, f)), client, facts
+                        lambda c, f, s: method.prepare(Visit("prepare", task, shared, c, f, sent=s)),
+                        client,
+                        facts,
+                        sent,
                     )
-                    local = with_own_sums(local)
+            if method.uses("refine"):
+                with at_stage(method, "refine"):
+                    parts = {"shared": shared, "sent": sent, "client": client, "facts": facts, "local": local}
+                    each = self._each_without_kernels
+                    local = refine_stack(method, task, each, parts, plan, lambda row: self._batch(row, augment=None))
+            local = with_own_sums(local)
             with at_stage(method, "start"):
                 if method.uses("start"):
-                    params = map_clients(lambda c, f: method.start(Visit("start", task, shared, c, f)), client, facts)
+                    params = map_clients(
+                        lambda c, f, loc, s: method.start(Visit("start", task, shared, c, f, loc, s)),
+                        client,
+                        facts,
+                        local,
+                        sent,
+                    )
                 else:
                     params = tree.map(lambda w: w.expand(len(jobs), *w.shape), shared["params"])
             with at_stage(method, "annotate"):
@@ -103,7 +119,7 @@ class Stacked:
                 "local": local,
                 "selected": selected,
                 "params": tree.map(torch.clone, params),
-                "state": map_clients(task.optimizer.init, params),
+                "state": map_clients(task.optimizer.init, self.local.trained(params)),
                 "notes": notes if self.local.annotates_once else {},
                 "rehearsed": rehearsed,
                 "plan": plan.steps_on_device,
@@ -122,13 +138,17 @@ class Stacked:
         measured = self._measure(params, shared, facts, local, plan) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
             upload, client = map_clients(
-                lambda w, c, f, loc, m: require_pair(
-                    method, "finish", "(upload, state)", method.finish(Visit("finish", task, shared, c, f, loc), w, m)
+                lambda w, c, f, loc, s, m: require_pair(
+                    method,
+                    "finish",
+                    "(upload, state)",
+                    method.finish(Visit("finish", task, shared, c, f, loc, s), w, m),
                 ),
                 params,
                 client,
                 facts,
                 local,
+                sent,
                 measured,
             )
         return ClientResult(params, upload, client, losses)

@@ -76,6 +76,22 @@ class StackedPlan:
         """Return the clients' seeds of the random numbers of their steps, [K]."""
         return self.put(np.array([job.plan.noise_seed for job in self.jobs]))
 
+    def refine_pass(self) -> tuple[Tree, list[int]]:
+        """Return one pass for the hook `refine`, and up to which client each of its batches matters.
+
+        The batches are {at, mask, position} [P, K, B]; `position` counts a client's examples in this order.
+        """
+        passes = [job.plan.refine_batches for job in self.jobs]
+        shape = (max(map(len, passes)), len(passes), self.steps_on_device["at"].shape[-1])
+        at, position = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        mask = np.zeros(shape, dtype=bool)
+        for k, (job, batches) in enumerate(zip(self.jobs, passes, strict=True)):
+            for p, own in enumerate(batches):
+                at[p, k, : len(own)], mask[p, k, : len(own)] = job.examples[own], True
+                position[p, k, : len(own)] = np.arange(len(own)) + p * job.plan.index.shape[1]
+        widest = [1 + int(np.flatnonzero(row.any(-1)).max()) for row in mask]
+        return tree.map(self.put, {"at": at, "mask": mask, "position": position}), widest
+
     def is_of(self, jobs: Sequence[ClientJob]) -> bool:
         """Return whether this was made from the plans of these jobs."""
         return len(jobs) == len(self.jobs) and all(a.plan is b.plan for a, b in zip(jobs, self.jobs, strict=True))

@@ -22,11 +22,12 @@ log = logging.getLogger("fedkeep")
 class Trainer:
     """The engine with the training data on its device. Training changes no state of the federation.
 
-    `shared` is what the server sends in the first round; the engine is chosen by a trial step with it.
+    `shared` is what the server sends in the first round to all clients, `sent` to one of them; the engine is chosen by
+    a trial step with both.
     """
 
-    def __init__(self, local: LocalTraining, x: Any, y: Tensor, shared: Tree, settings: Settings) -> None:
-        self.local, self.x, self.y, self._shared = local, x, y, shared
+    def __init__(self, local: LocalTraining, x: Any, y: Tensor, shared: Tree, settings: Settings, sent: Tree) -> None:
+        self.local, self.x, self.y, self._shared, self._sent = local, x, y, shared, sent
         self._tf32, self._at_once, self._rounds = settings.tf32, settings.at_once, settings.rounds
         self.engine = self._choose(settings.engine)
 
@@ -55,4 +56,4 @@ class Trainer:
             self.engine.plan_ahead(jobs)
 
     def _choose(self, name: str) -> Loop | Stacked:
-        return choose_engine(name, self._tf32, self.local, self.x, self.y, self._shared, self._rounds)
+        return choose_engine(name, self._tf32, self.local, self.x, self.y, self._shared, self._rounds, self._sent)

@@ -26,34 +26,37 @@ _RANDOM = "it draws random numbers other than dropout's, which are not tied to a
 _MANY = 256  # examples of a client from which a method selects some
 
 
-def why_not_stackable(local: LocalTraining, x: Any, y: Tensor, shared: Tree, each: Each) -> str | None:
+def why_not_stackable(
+    local: LocalTraining, x: Any, y: Tensor, shared: Tree, each: Each, sent: Tree | None = None
+) -> str | None:
     """Train two clients for one step, stacked; return what prevents it, or None. Nothing changes.
 
-    Weights, inputs and states are stacked as in training, and one batch is padded. Random numbers other than dropout's
-    prevent stacking too: they would not be tied to a client's seed.
+    Weights, inputs and states are stacked as in training, and one batch is padded. `sent` is what one client gets
+    besides what is shared. Random numbers other than dropout's prevent stacking too: they would not be tied to a
+    client's seed.
     """
     try:
-        draws_random_numbers = _train_two_clients(local, x, y, shared, each)
+        draws_random_numbers = _train_two_clients(local, x, y, shared, each, sent or {})
     except FedkeepError:
         raise  # the method or the model is wrong, in every engine
     except Exception:
         with _calls_recorded(local.task) as calls:
             try:
-                _train_two_clients(local, x, y, shared, each)
+                _train_two_clients(local, x, y, shared, each, sent or {})
             except Exception as again:
                 error = again
         return f"{_culprit(local.task, calls, error)}: {_first_line(error)}"
     return f"{_model_name(local.task)}: {_RANDOM}" if draws_random_numbers else None
 
 
-def _train_two_clients(local: LocalTraining, x: Any, y: Tensor, shared: Tree, each: Each) -> bool:
+def _train_two_clients(local: LocalTraining, x: Any, y: Tensor, shared: Tree, each: Each, sent: Tree) -> bool:
     """Train and evaluate a stack of two clients; return whether that drew random numbers."""
     task = local.task
     engine = Stacked(local, x, y, each)
     engine.graphs = None
     with seeded(0, task.device):
         before = random_state(task.device)
-        jobs = [_job(local, x, y, shared, client, size) for client, size in enumerate((2, 1))]
+        jobs = [_job(local, x, y, shared, client, size)._replace(sent=sent) for client, size in enumerate((2, 1))]
         result = engine.train(shared, jobs, task.lr(1))
         evaluate(task, result.params, tree.take(x, slice(2)), y[:2], local.inputs.without_augmentation, each=each)
         return not torch.equal(before, random_state(task.device))
@@ -61,14 +64,16 @@ def _train_two_clients(local: LocalTraining, x: Any, y: Tensor, shared: Tree, ea
 
 def _job(local: LocalTraining, x: Any, y: Tensor, shared: Tree, client: int, size: int) -> ClientJob:
     """Return a client's job: one step with `size` of its examples, which are the first of the training data."""
-    n = min(len(y), _MANY if local.method.uses("select_examples") else 2)
+    many = local.method.uses("select_examples") or local.method.uses("hold_out")
+    n = min(len(y), _MANY if many else 2)
     image = tuple(x.shape[-2:]) if isinstance(x, Tensor) and x.ndim == 4 else (0, 0)
-    plan = make_plan(0, 1, client, n, 1, min(2, n), local.inputs.augment, (image[0], image[1]))
-    step = {"index": plan.index[:1], "size": np.minimum(plan.size[:1], size), "per_epoch": 1}
+    hold_out = local.method.hold_out()
+    plan = make_plan(0, 1, client, n, 1, min(2, n), local.inputs.augment, (image[0], image[1]), hold_out=hold_out)
+    step = {"index": plan.index[:1], "size": np.minimum(plan.size[:1], size), "per_epoch": 1, "held": plan.held[:2]}
     plan = dataclasses.replace(plan, **step, augment={key: value[:1] for key, value in plan.augment.items()})
     counts = torch.bincount(y[:n], minlength=local.task.n_classes).cpu().numpy()
     state = tree.to(local.method.init_client(local.task, shared["params"]), local.task.device)
-    return ClientJob(client, np.arange(n), counts, plan, state)
+    return ClientJob(client, np.arange(n), counts, plan, state, {})
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep.engine.server_hooks import broadcast_to
 from fedkeep.errors import MethodError
 from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
@@ -32,9 +33,10 @@ class _TaskWithoutModel(Task):
         return self.apply(params, features, train)
 
     def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return (one feature of 0, logits of 0)."""
+        """Return (features of 0, as many as the classifier has columns, and logits of 0)."""
         logits = self.apply(params, x, train)
-        return logits[:, :1], logits
+        widths = [w.shape[1] for w in self.init.values() if w.ndim == 2 and len(w) == self.n_classes]
+        return logits[:, :1].expand(-1, widths[-1] if widths else 1), logits
 
 
 def upload_form(method: FedAvg, task: Task, server: Tree) -> Tree:
@@ -43,7 +45,7 @@ def upload_form(method: FedAvg, task: Task, server: Tree) -> Tree:
     No value of it means anything.
     """
     task = _TaskWithoutModel(task)
-    shared = method.broadcast(server)
+    shared, sent = method.broadcast(server), broadcast_to(method, server, 0)
     precise = torch.promote_types(task.dtype, torch.float32)
     one = torch.ones((), dtype=precise, device=task.device)
     counts = torch.nn.functional.one_hot(torch.zeros((), dtype=torch.long), task.n_classes).to(one)
@@ -52,14 +54,16 @@ def upload_form(method: FedAvg, task: Task, server: Tree) -> Tree:
     batch: Batch = {"x": x, "y": y, "mask": y == 0, "position": y}
     try:
         client = method.init_client(task, shared["params"])
-        local = method.prepare(Visit("prepare", task, shared, client, facts))
-        params = method.start(Visit("start", task, shared, client, facts))
+        local = method.prepare(Visit("prepare", task, shared, client, facts, sent=sent))
+        if method.uses("refine"):
+            local = method.refine(Visit("refine", task, shared, client, facts, local, sent), batch)
+        params = method.start(Visit("start", task, shared, client, facts, local, sent))
         if method.uses("annotate"):
             batch["note"] = method.annotate(Visit("annotate", task, shared, local=local), x, y)
         measured = {}
         if method.uses("measure"):
             measured = method.measure(Visit("measure", task, shared, facts=facts, local=local), params, batch)
-        upload, _ = method.finish(Visit("finish", task, shared, client, facts, local), params, measured)
+        upload, _ = method.finish(Visit("finish", task, shared, client, facts, local, sent), params, measured)
     except Exception as error:
         raise MethodError(
             f"{method.name}: its upload cannot be computed for one example without a model "

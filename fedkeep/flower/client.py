@@ -107,9 +107,10 @@ class Node:
         _require_same_task(task, examples, request)
         _require_reasonable_augmentation(settings, examples)
         shared = tree.to(_read_broadcast(message, task), target)
+        sent = shared.pop(messages.SENT, {}) if method.uses("broadcast_to") else {}
         with _private("training failed on the node"):
             states = open_states(context, request.run, client)
-            trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states)
+            trained, lost_state = self.train_one(method, task, examples, settings, shared, request, states, sent)
         upload = privacy_mods.covered_upload(method, trained.upload, self.privacy_mods)
         if trained.client:
             with _private("the client's state could not be saved on the node"):
@@ -128,6 +129,7 @@ class Node:
         shared: Tree,
         request: TrainRequest,
         states: ClientStates | None,
+        sent: Tree,
     ) -> tuple[ClientResult, bool]:
         """Train as in the simulation. Return the result, and whether the state that the server expects was lost."""
         state = states.load(request.state) if states and request.state else None
@@ -135,11 +137,12 @@ class Node:
         lost_state = bool(client) and bool(request.state) and state is None
         if lost_state:
             log.warning("client %d has lost its state of round %d and gets a new one", request.client, request.state)
-        plan = setup.client_plan(settings, request.round, request.client, len(examples.y), examples.image)
+        n, hold_out = len(examples.y), method.hold_out()
+        plan = setup.client_plan(settings, request.round, request.client, n, examples.image, hold_out)
         local = LocalTraining(method, task, examples.inputs, settings.clip_norm)
         with device.numerics(settings, task.device, device.threads(settings, task)):
             client = tree.to(client, task.device)
-            return local.train_one(shared, client, examples.x, examples.y, plan, request.lr), lost_state
+            return local.train_one(shared, client, examples.x, examples.y, plan, request.lr, sent), lost_state
 
     def task(
         self, settings: Settings, n_classes: int, n_clients: int, public: Public | None, target: torch.device

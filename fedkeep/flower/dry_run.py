@@ -18,6 +18,7 @@ from fedkeep._util.text import one_line
 from fedkeep._util.toml import parse_toml
 from fedkeep.data.augment import InputPipeline
 from fedkeep.engine import device
+from fedkeep.engine.server_hooks import broadcast_to
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.flower import messages, update_checks
@@ -36,6 +37,11 @@ MEANINGS = {  # of what the methods of the registry upload
     "mu": "the number of examples of each class on this node",
     "dm": "how its mean logits of each class have changed (FedDistill+)",
     "dh": "of which classes it has got or lost its examples",
+    "counts": "the number of examples of each class on this node",
+    "centroids": "the mean features of each class on this node, of the trained model (FedPAC)",
+    "h": "the same before training, times the share of the class",
+    "V": "how much its features vary, divided by its number of examples",
+    "w": "how much each other client's model helps on its examples: which clients have similar data (FedFOMO)",
 }
 
 
@@ -50,6 +56,7 @@ class DryRun:
     nbytes: int
     state: update_checks.TreeSpec
     extra: tuple[str, ...]
+    reveals: str = ""
 
 
 def dry_run_app(folder: Path, node_config: str, run_config: str) -> DryRun:
@@ -76,12 +83,13 @@ def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
         raise ConfigError("this node has no examples: it would be skipped in every round", key="data_fn")
     classes = _count_classes(node, settings, examples, target)
     public = _substitute_public(examples, examples.inputs.without_augmentation, classes)
-    clients = int(context.run_config.get("num-clients", 2))
+    clients = max(int(context.run_config.get("num-clients", 2)), client + 1)
     task = node.task(settings, classes, clients, public, target)
-    shared = method.broadcast(method.init_server(task, task.init))
+    server = method.init_server(task, task.init)
+    shared, sent = method.broadcast(server), broadcast_to(method, server, client)
     task.public = None
     request = TrainRequest("0" * 32, 1, client, 0, settings.lr, clients, classes, constants="", method="", settings="")
-    trained, _ = node.train_one(method, task, examples, settings, shared, request, None)
+    trained, _ = node.train_one(method, task, examples, settings, shared, request, None, sent)
     return DryRun(
         method.name,
         client,
@@ -90,6 +98,7 @@ def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
         tree.nbytes(trained.upload),
         tree.spec(trained.client),
         ("loss: the mean training loss",) if node.report_loss else (),
+        method.reveals,
     )
 
 
@@ -104,6 +113,8 @@ def format_dry_run(result: DryRun) -> str:
     lines.append("What the server learns from it:")
     for name in dict.fromkeys(path.partition("/")[0] for path, _, _ in result.upload):
         lines.append(f"  {name}: {MEANINGS.get(name, 'see the page of the method in docs/methods/')}")
+    if result.reveals:
+        lines.append(f"What other clients can learn from it: {result.reveals}")
     state = ", ".join(dict.fromkeys(path.partition("/")[0] for path, _, _ in result.state))
     lines.append(f"What stays on this node between rounds: {state or 'nothing'}")
     return "\n".join(lines)

@@ -27,6 +27,7 @@ from fedkeep.task import Task
 
 VERSION = 1  # of this protocol; a node rejects any other
 QUERY = "fedkeep"  # the query that a node answers with its client id
+SENT = "sent"  # the entry of a message's tree with what goes to one client alone
 
 CLIENT_SETTINGS = (
     "epochs", "batch_size", "drop_last", "momentum", "weight_decay", "optimizer", "clip_norm", "augment", "seed",

@@ -161,8 +161,7 @@ class Strategy(RoundLoop):
         pending.failed.update(dict.fromkeys(absent, "not connected"))
         pending.failed.update(dict.fromkeys(busy, "still busy with an earlier round"))
         asked = [k for k in pending.missing() if k not in absent and k not in busy]
-        pending.sent = [self._message(k, broadcast, config) for k in asked]
-        pending.bytes_down += tree.nbytes(broadcast) * len(pending.sent)
+        pending.sent = [self._message(k, self._tree_for(k, broadcast, pending), config) for k in asked]
         return pending.sent
 
     def aggregate_train(
@@ -224,6 +223,13 @@ class Strategy(RoundLoop):
     def _needed(self, pending: PendingRound) -> int:
         """Return how many valid replies the round needs, also for robust averaging."""
         return max(pending.needed(self.min_replies), self.federation.settings.smallest_cohort)
+
+    def _tree_for(self, client: int, broadcast: Tree, pending: PendingRound) -> Tree:
+        """Return what one client gets, and count its bytes."""
+        method, server = self.federation.method, self.federation.state.server
+        sent = server_hooks.broadcast_to(method, server, client)
+        pending.bytes_down += tree.nbytes(broadcast) + tree.nbytes(sent)
+        return {**broadcast, messages.SENT: sent} if method.uses("broadcast_to") else broadcast
 
     def _message(self, client: int, broadcast: Tree, config: Mapping[str, Any]) -> Message:
         federation, state = self.federation, self.federation.state

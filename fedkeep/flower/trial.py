@@ -72,15 +72,18 @@ class Trial:
         at = torch.linspace(0, len(y) - 1, min(len(y), STEPS * settings.batch_size), device=y.device).long()
         size, drop_last = settings.batch_size, settings.drop_last
         epochs = max(1, min(settings.epochs, STEPS // count_batches(len(at), size, drop_last)))
-        plan = make_plan(settings.seed, number, federation.n_clients, len(at), epochs, size, drop_last=drop_last)
+        hold_out = method.hold_out()
+        plan = make_plan(
+            settings.seed, number, federation.n_clients, len(at), epochs, size, drop_last=drop_last, hold_out=hold_out
+        )
         task = copy.copy(federation.task)
         task.public = None
         try:
             with device.numerics(settings, task.device, federation.threads):
-                shared = server_hooks.broadcast(method, server)
+                shared, sent = server_hooks.broadcast(method, server), server_hooks.broadcast_to(method, server, 0)
                 client = method.init_client(task, shared["params"])
                 local = LocalTraining(method, task, federation.inputs, settings.clip_norm)
-                trained = local.train_one(shared, client, tree.take(x, at), y[at], plan, settings.lr_in(number))
+                trained = local.train_one(shared, client, tree.take(x, at), y[at], plan, settings.lr_in(number), sent)
             upload = tree.to(trained.upload, "cpu")
             expected = ExpectedUpload.of(federation, server, number, self.limits)
             replace(expected, epochs=epochs).require_values(upload)

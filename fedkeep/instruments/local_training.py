@@ -43,7 +43,7 @@ def training(trial: NextRound, options: Options) -> Result:
 def with_epochs(simulation: Simulation, epochs: int) -> Simulation:
     """Return the simulation with rounds that end after some epochs, with the batches of the whole ones."""
     s, shorter = simulation, copy.copy(simulation)
-    planner = _FirstEpochs(epochs, s.settings, s.data, s.clients, s.ranks)
+    planner = _FirstEpochs(epochs, s.settings, s.data, s.clients, s.ranks, s.planner.hold_out)
     shorter.round_trainer = dataclasses.replace(s.round_trainer, planner=planner)
     return shorter
 

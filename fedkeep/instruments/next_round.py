@@ -144,7 +144,7 @@ def with_split(simulation: Simulation, split: Mapping[str, Any]) -> Simulation:
     if len(other.clients) != len(s.clients):
         message = f"split.n_clients = {len(other.clients)}, but the run has {len(s.clients)} clients"
         raise FedkeepError(message, key="split.n_clients", value=len(other.clients), valid=[len(s.clients)])
-    planner = RoundPlanner(s.settings, s.data, other.clients, s.ranks)
+    planner = RoundPlanner(s.settings, s.data, other.clients, s.ranks, s.planner.hold_out)
     other.planner, other.round_trainer = planner, dataclasses.replace(s.round_trainer, planner=planner)
     return other
 

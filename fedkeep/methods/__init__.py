@@ -15,6 +15,8 @@ from fedkeep._util.text import did_you_mean
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
 from fedkeep.methods.fedacg import FedACG
+from fedkeep.methods.fedala import FedALA
+from fedkeep.methods.fedalign import FedAlign
 from fedkeep.methods.fedavg_finetune import FedAvgFinetune
 from fedkeep.methods.fedavgm import FedAvgM
 from fedkeep.methods.fedcad import FedCAD
@@ -25,6 +27,7 @@ from fedkeep.methods.feddf import FedDF
 from fedkeep.methods.feddistill import FedDistill
 from fedkeep.methods.feddyn import FedDyn
 from fedkeep.methods.fedexp import FedExP
+from fedkeep.methods.fedfomo import FedFOMO
 from fedkeep.methods.fedgen import FedGen
 from fedkeep.methods.fedgkd import FedGKD
 from fedkeep.methods.fedgkd_vote import FedGKDVote
@@ -35,6 +38,7 @@ from fedkeep.methods.fedlc import FedLC
 from fedkeep.methods.fedlmd import FedLMD
 from fedkeep.methods.fednova import FedNova
 from fedkeep.methods.fedntd import FedNTD
+from fedkeep.methods.fedpac import FedPAC
 from fedkeep.methods.fedprox import FedProx
 from fedkeep.methods.fedreg import FedReg
 from fedkeep.methods.fedrod import FedRoD
@@ -53,6 +57,8 @@ __all__ = [
     "MOON",
     "REGISTRY",
     "FedACG",
+    "FedALA",
+    "FedAlign",
     "FedAvg",
     "FedAvgFinetune",
     "FedAvgM",
@@ -64,6 +70,7 @@ __all__ = [
     "FedDistill",
     "FedDyn",
     "FedExP",
+    "FedFOMO",
     "FedGKD",
     "FedGKDVote",
     "FedGen",
@@ -74,6 +81,7 @@ __all__ = [
     "FedLMD",
     "FedNTD",
     "FedNova",
+    "FedPAC",
     "FedProx",
     "FedRS",
     "FedReg",
@@ -114,6 +122,7 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedDecorr,
         FedDistill,
         FedGen,
+        FedAlign,
         FedGKD,
         FedGKDVote,
         FedCurv,
@@ -129,6 +138,9 @@ REGISTRY: dict[str, type[FedAvg]] = {
         FedKA,
         FedSSD,
         FedCAD,
+        FedALA,
+        FedFOMO,
+        FedPAC,
         Flashback,
         FedDF,
         FedAvgFinetune,

@@ -6,18 +6,20 @@ from fedkeep.errors import MethodError
 from fedkeep.task import Task
 
 
-def classifier(task: Task, method: str, field: str, otherwise: str) -> list[str]:
+def classifier(task: Task, method: str, field: str = "", otherwise: str = "") -> list[str]:
     """Return the names of the last weight matrix with one row per class, and of its bias if it has one.
 
-    If there is none, the error is about this field of the method, and advises to set it `otherwise`.
+    If there is none, the error is about this field of the method, if given, and advises to set it `otherwise`.
     """
     C, names = task.n_classes, list(task.init)
     rows = [name for name in names if task.init[name].ndim == 2 and len(task.init[name]) == C]
     if not rows:
+        otherwise = f", or set {field}={otherwise}" if field else ""
         raise MethodError(
             f"{method}: none of the model's weights is a matrix of {C} rows, one for each class, so there is no "
-            f"classifier; end the model with a trainable linear layer, or set {field}={otherwise}",
-            key=f"method.{field}",
+            "classifier; end the model with a trainable linear layer"
+            + (f", or set {field}={otherwise}" if field else ""),
+            key=f"method.{field}" if field else "model",
         )
     bias = rows[-1].removesuffix("weight") + "bias"
     return [rows[-1], *([bias] if bias in names and task.init[bias].shape == (C,) else [])]

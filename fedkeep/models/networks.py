@@ -15,6 +15,7 @@ from fedkeep.models.etf import etf_classifier
 
 MAX_WIDTH = 2**20  # of a layer
 MAX_LAYERS = 256
+LAST_OF_CNN = ("3", "4", "5")  # the second convolution with its ReLU and pool
 
 
 class Network(nn.Module):
@@ -22,13 +23,21 @@ class Network(nn.Module):
 
     `projection=256` is the head of MOON and FedGKD+: two dense layers, the first as wide as the body's features. The
     classifier takes the output of the head, so features and logits both depend on it. `head="etf"` is a classifier that
-    is never trained (fedkeep.models.etf).
+    is never trained (fedkeep.models.etf). `last_stage` names the parts of the body that compute its last feature maps,
+    in order.
     """
 
     def __init__(
-        self, body: nn.Module, width: int, n_classes: int, projection: int | None = None, head: str = "linear"
+        self,
+        body: nn.Module,
+        width: int,
+        n_classes: int,
+        projection: int | None = None,
+        head: str = "linear",
+        last_stage: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self._last_stage = tuple(f"body.{name}" for name in last_stage)  # private: no part of what a run folder records
         require_choice("head", head, ("linear", "etf"), error=ModelError)
         self.body = body
         self.projection: nn.Module = nn.Identity()
@@ -37,6 +46,11 @@ class Network(nn.Module):
             self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection))
             width = projection
         self.classifier = etf_classifier(width, n_classes) if head == "etf" else nn.Linear(width, n_classes)
+
+    @property
+    def last_stage(self) -> tuple[str, ...]:
+        """The names of the modules that compute the last feature maps (for FedAlign)."""
+        return self._last_stage
 
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the classifier."""
@@ -60,7 +74,8 @@ def mlp(
 ) -> Network:
     """Return a dense network with ReLU; its layers are 64-64-10 for digits."""
     layers, width = _dense(math.prod(input_shape), hidden)
-    return Network(nn.Sequential(nn.Flatten(), *layers), width, n_classes, projection, head)
+    last = [str(len(layers) - 1), str(len(layers))] if layers else []
+    return Network(nn.Sequential(nn.Flatten(), *layers), width, n_classes, projection, head, last)
 
 
 def cnn_fedntd(
@@ -72,7 +87,7 @@ def cnn_fedntd(
 ) -> Network:
     """Return the network of FedNTD and Flashback: conv5x5(32)-pool-conv5x5(64)-pool-fc512-fc, padded by 2."""
     body, width = _cnn(input_shape, channels=(32, 64), hidden=hidden, padding=2)
-    return Network(body, width, n_classes, projection, head)
+    return Network(body, width, n_classes, projection, head, LAST_OF_CNN)
 
 
 def cnn_fedssd(
@@ -84,7 +99,7 @@ def cnn_fedssd(
 ) -> Network:
     """Return the network of FedSSD: conv5x5(6)-pool-conv5x5(16)-pool-fc120-fc84-fc, without padding."""
     body, width = _cnn(input_shape, channels=(6, 16), hidden=hidden, padding=0)
-    return Network(body, width, n_classes, projection, head)
+    return Network(body, width, n_classes, projection, head, LAST_OF_CNN)
 
 
 def cnn_fedka(
@@ -100,7 +115,7 @@ def cnn_fedka(
     network.
     """
     body, width = _cnn(input_shape, channels=(32, 64), hidden=hidden, padding=0)
-    return Network(body, width, n_classes, projection, head)
+    return Network(body, width, n_classes, projection, head, LAST_OF_CNN)
 
 
 def require_image(input_shape: Sequence[int]) -> None:

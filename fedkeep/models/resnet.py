@@ -107,7 +107,7 @@ def _constructor(name: str) -> Callable[..., Network]:
         head: str = "linear",
     ) -> Network:
         body, features = _resnet(depth, input_shape, width, channels_per_group, norm)
-        return Network(body, features, n_classes, projection, head)
+        return Network(body, features, n_classes, projection, head, [f"stage{len(depth.blocks)}"])
 
     resnet.__name__ = resnet.__qualname__ = name
     resnet.__doc__ = depth.about

@@ -23,9 +23,9 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
-from fedkeep.method import HOOKS, Cohort, FedAvg, Visit
+from fedkeep.method import HOOKS, Cohort, FedAvg
 from fedkeep.runs.folder import RunFolder
-from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, one_step
+from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, local_of, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
 from fedkeep.testing.registry import CHECKS, Expect, check
 from fedkeep.testing.uploads import received_uploads, upload_names
@@ -73,7 +73,8 @@ def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) 
         server = tree.map(torch.clone, sim.server)
         shared = method.broadcast(server)
         jobs = [sim.job(k, 1) for k in (0, 3, 5)]
-        arguments = {"server": server, "shared": shared, "states": {str(job.id): job.client for job in jobs}}
+        own = {str(job.id): {"state": job.client, "sent": job.sent} for job in jobs}
+        arguments = {"server": server, "shared": shared, "own": own}
         before = tree.map(torch.clone, arguments)
         uploads = engine.train(shared, jobs, 0.1).upload
         uploads_before = tree.map(torch.clone, uploads)
@@ -91,6 +92,8 @@ def _trees_keep_their_shapes(method: FedAvg, problem: Problem, expect: Expect) -
     new, sim = problem.simulation(method), _trained(problem, method, participation=1.0, rounds=2)
     before, after = (tree.spec({"server": s.server, "shared": method.broadcast(s.server)}) for s in (new, sim))
     expect.true(before == after, "the server's tree or broadcast changed names, shapes or dtypes")
+    forms = {tree.spec(s.job(k, 1).sent) for s in (new, sim) for k in range(len(problem.clients))}
+    expect.true(len(forms) == 1, "what is sent to one client alone changed names, shapes or dtypes")
     state = tree.spec(method.init_client(new.task, new.params))
     for k in sim.state.clients:
         same = state == tree.spec(sim.state.clients[k])
@@ -303,9 +306,9 @@ def _teachers_are_in_evaluation_mode(method: FedAvg, problem: Problem, expect: E
     for seed in (1, 2):
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
-            local = method.prepare(Visit("prepare", sim.task, shared, job.client, facts))
+            local = local_of(sim, shared, job, facts, sim.x, sim.y, n=8, pad=0)
             results.append({"local": local, "note": sim.local.annotate(shared, local, sim.x[:8], sim.y[:8])})
-    what = "prepare or annotate depends on dropout: apply the model without train=True"
+    what = "prepare, refine or annotate depends on dropout: apply the model without train=True"
     expect.same(results[0], results[1], what, tolerance=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from fedkeep import tree
 from fedkeep.engine.client_hooks import with_own_sums
 from fedkeep.engine.gpu.graphs import graph_sizes
+from fedkeep.engine.local import ClientJob
 from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
-from fedkeep.method import Visit
+from fedkeep.method import Batch, Visit
 from fedkeep.tree import Tree
 
 
@@ -33,21 +35,22 @@ class SurplusClients:
 
 
 def one_step(sim: Simulation, pad: int) -> Tree:
-    """Return one step and one measurement on a batch of 4 real examples and `pad` padded ones."""
+    """Return one refinement, one step and one measurement on a batch of 4 real examples and `pad` padded ones."""
     local = sim.local
     shared, facts, prepared, batch = _one_batch(sim, pad)
     params = tree.map(torch.clone, shared["params"])
-    loss = local.step(params, sim.task.optimizer.init(params), batch, shared, facts, prepared, 0.1)
+    loss = local.step(params, sim.task.optimizer.init(local.trained(params)), batch, shared, facts, prepared, 0.1)
     batch["position"] = torch.arange(4 + pad)
     measured = local.measure(params, batch, shared, facts, prepared) if sim.method.uses("measure") else {}
-    return {"params": params, "loss": loss, "measured": measured, "tracked": prepared.get("tracked", {})}
+    return {"params": params, "loss": loss, "measured": measured, "local": prepared}
 
 
 def changed_in_a_step(sim: Simulation) -> dict[str, list[str]]:
     """Return, for each hook of a step that a method uses, the leaves of its arguments that it wrote into."""
     method = sim.method
     shared, facts, prepared, batch = _one_batch(sim, pad=0)
-    params, grads = (tree.map(torch.clone, shared["params"]) for _ in range(2))
+    params = tree.map(torch.clone, shared["params"])
+    grads = tree.map(torch.clone, sim.local.trained(params))
     by_pass = {name: tree.map(torch.clone, grads) for name in method.passes}
     arguments: dict[str, tuple[Tree, ...]] = {
         **dict.fromkeys(method.passes, (params, batch)),
@@ -74,7 +77,7 @@ def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
     counts = np.bincount(y[:4].numpy(), minlength=sim.task.n_classes)
     facts = tree.take(local.facts([job.plan], counts[None], 0.1), 0)
     with torch.no_grad():
-        prepared = with_own_sums(method.prepare(Visit("prepare", sim.task, shared, job.client, facts)))
+        prepared = with_own_sums(local_of(sim, shared, job, facts, x, y, 4, pad))
         notes = local.annotate(shared, prepared, x, y)
         own = tree.take(sim.x, slice(8))
         selected = local.selected_examples(shared, facts, prepared, own, y, np.linspace(0, 1, 8), notes)
@@ -89,8 +92,21 @@ def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
     return shared, facts, prepared, batch
 
 
+def local_of(sim: Simulation, shared: Tree, job: ClientJob, facts: Tree, x: Any, y: Tensor, n: int, pad: int) -> Tree:
+    """Return what `prepare` returns, refined by a batch of n real and some padded examples."""
+    method, task = sim.method, sim.task
+    local = method.prepare(Visit("prepare", task, shared, job.client, facts, sent=job.sent))
+    if not method.uses("refine"):
+        return local
+    places, some = torch.arange(n + pad), slice(n + pad)
+    batch: Batch = {"x": tree.take(x, some), "y": y[some], "mask": places < n, "position": places}
+    return method.refine(Visit("refine", task, shared, job.client, facts, local, job.sent), batch)
+
+
 class WithDropout(nn.Module):
     """A network whose output is random in training mode."""
+
+    last_stage = ("body",)
 
     def __init__(self) -> None:
         super().__init__()

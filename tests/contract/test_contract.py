@@ -179,7 +179,7 @@ def test_a_broken_rule_is_found_and_named(method: FedAvg, check: str) -> None:
         check_method(method, only=[check])
 
 
-@pytest.mark.parametrize("name", ["feddf", "fedexp", "fedkeep", "fednova", "fedvarp", "flashback"])
+@pytest.mark.parametrize("name", ["feddf", "fedexp", "fedfomo", "fedkeep", "fednova", "fedpac", "fedvarp", "flashback"])
 def test_methods_that_declare_nothing_do_more_than_average(problem: Problem, name: str) -> None:
     declared = type(name, (METHODS[name],), {"averaged": ("params",), "name": name})
     with raises(MethodError, key="averaged_entries_are_averaged"):
@@ -266,7 +266,8 @@ def test_an_error_names_stage_and_client(problem: Problem) -> None:
     ("hook", "part"),
     [
         ("prepare", "local"),
-        ("start", "local"),
+        ("annotate", "sent"),
+        ("loss", "sent"),
         ("annotate", "client"),
         ("annotate", "facts"),
         ("rehearse", "facts"),
@@ -310,14 +311,66 @@ def test_old_signatures_fail_when_the_class_is_made(name: str, arguments: str) -
 
 
 def test_reserved_names_fail_when_the_class_is_made() -> None:
-    with raises(MethodError, key="broadcast_to"):
-        type("Early", (FedAvg,), {"broadcast_to": lambda self, server, client: {}})
+    with raises(MethodError, key="update_client_record"):
+        type("Early", (FedAvg,), {"update_client_record": lambda self, server, client: {}})
 
 
 def test_a_name_close_to_a_hooks_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     type("Misspelt", (FedAvg,), {"anotate": lambda self, visit, x, y: {}})
     assert "anotate" in caplog.text
     assert "annotate" in caplog.text
+
+
+class SentInOtherForms(FedAvg):
+    reveals = "nothing"
+
+    def broadcast_to(self, server, client):
+        return {"own": torch.zeros(1 + client)}
+
+
+class RefiningPadding(FedAvg):
+    def prepare(self, visit):
+        return {"seen": torch.zeros_like(visit.facts["n"])}
+
+    def refine(self, visit, batch):
+        return {"seen": visit.local["seen"] + len(batch["y"])}
+
+
+@pytest.mark.parametrize(
+    ("method", "check"),
+    [(SentInOtherForms(), "trees_keep_their_shapes"), (RefiningPadding(), "padding_does_not_matter")],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_broken_rules_before_training_are_found_and_named(method: FedAvg, check: str) -> None:
+    with raises(MethodError, key=check):
+        check_method(method, only=[check])
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize(
+    ("hook", "function"),
+    [
+        ("broadcast_to", lambda self, server, client: torch.zeros(1)),
+        ("broadcast_to", lambda self, server, client: {"id": client}),
+        ("refine", lambda self, visit, batch: {"other": torch.zeros(1)}),
+        ("frozen", lambda self, task: ["no such weight"]),
+        ("frozen", lambda self, task: list(task.init)),
+    ],
+    ids=["tensor", "number", "another form", "unknown", "everything"],
+)
+def test_a_wrong_result_of_a_hook_before_training_raises(problem: Problem, hook: str, function, engine: str) -> None:
+    with raises(MethodError, key=hook):
+        problem.run(type("Wrong", (FedAvg,), {hook: function, "reveals": "nothing"})(), engine=engine)
+
+
+def test_what_is_sent_to_one_client_must_be_explained() -> None:
+    with raises(MethodError, key="reveals"):
+        type("Silent", (FedAvg,), {"broadcast_to": lambda self, server, client: {}})
+
+
+def test_refined_needs_refine() -> None:
+    with raises(MethodError, key="refined"):
+        type("Waiting", (FedAvg,), {"refined": lambda self, visit, passes: passes > 2})
 
 
 class Selecting(FedAvg):

@@ -67,8 +67,9 @@ def test_the_round_on_the_contract_page_is_what_the_engine_does(problem: Problem
         lr = sim.settings.lr_in(number)
         data = {job.id: (sim.eval_inputs(sim.x[job.examples]), sim.y[job.examples]) for job in jobs}
         plan = {job.id: [row[:n] for row, n in zip(job.plan.index, job.plan.size, strict=True)] for job in jobs}
+        once = {job.id: job.plan.one_pass for job in jobs}
         facts = {job.id: tree.take(sim.local.facts([job.plan], job.counts[None], lr), 0) for job in jobs}
-        server = run_round(method, sim.task, server, clients, data, plan, facts, sim.task.optimizer, lr, number)
+        server = run_round(method, sim.task, server, clients, data, plan, once, facts, sim.task.optimizer, lr, number)
     sim.run()
     assert gap(sim.server, server) < 1e-12
 

@@ -87,11 +87,11 @@ def test_local_differential_privacy_does_not_send_the_number_of_examples(three: 
 
 COVERED_BY_WRAPPERS = (
     "fedavg", "fedprox", "moon", "fedntd", "fedlmd", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedinit",
-    "fedsam", "fedsol",
+    "fedsam", "fedsol", "fedala", "fedalign",
 )  # fmt: skip
 SENDS_MORE = ("fedkeep", "fednova", "flashback", "feddistill")  # than one model's weights and n
 # in the broadcast: the mod itself raises
-SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm", "fedgen")
+SEVERAL_MODELS = ("scaffold", "fedcurv", "fedgkd", "fedgkd_vote", "fedcm", "fedgen", "fedfomo", "fedpac")
 
 
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)

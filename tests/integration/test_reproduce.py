@@ -39,7 +39,7 @@ from fedkeep.runs.reading import load_run
 MAIN_TABLES = ["fedgkd/table-3", "fedka/table-1", "fedntd/table-1", "fedssd/table-1", "flashback/table-1"]
 TABLES = [
     *(f"fedgkd/table-{n}" for n in (3, 5, 6, 7, 8, 9)),
-    *(f"fedka/table-{n}" for n in range(1, 9)),
+    *(f"fedka/table-{n}" for n in range(1, 10)),
     *(f"fedntd/table-{n}" for n in (1, 2, 8, 9, 10, 11, 12, 13, 14, "g3")),
     *(f"fedssd/table-{n}" for n in (1, 2, 3)),
     "flashback/table-1",

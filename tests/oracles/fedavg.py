@@ -14,6 +14,8 @@ from fedkeep.data import make_plan, sample_cohort
 class Oracle:
     """A federated run in plain torch, with the places where methods differ left open."""
 
+    hold_out = 0.0  # share of a client's examples that are not trained on
+
     def __init__(self, problem: Problem, **hyper: float) -> None:
         self.data, self.clients, self.s = problem.data, problem.clients, problem.settings
         self.h = hyper
@@ -42,7 +44,7 @@ class Oracle:
         lr = s["lr"] * s["lr_decay"] ** (number - 1)
         model, teacher = copy.deepcopy(self.model).train(), copy.deepcopy(self.model).eval()
         sgd = torch.optim.SGD(model.parameters(), lr, momentum=s["momentum"], weight_decay=s["weight_decay"])
-        plan = make_plan(s["seed"], number, k, len(own), s["epochs"], s["batch_size"])
+        plan = self.plan(k, number)
         for row, size in zip(plan.index, plan.size, strict=True):
             at = own[row[:size]]
             sgd.zero_grad()
@@ -51,6 +53,10 @@ class Oracle:
             sgd.step()
         self.after(model, k, plan.steps, lr)
         return model
+
+    def plan(self, k: int, number: int):
+        s, n = self.s, len(self.clients[k])
+        return make_plan(s["seed"], number, k, n, s["epochs"], s["batch_size"], hold_out=self.hold_out)
 
     def run(self, rounds: int) -> dict[str, torch.Tensor]:
         for number in range(1, rounds + 1):

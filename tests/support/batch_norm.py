@@ -14,7 +14,9 @@ from support.problems import Problem, make_problem
 
 
 class Net(nn.Module):
-    """Two kinds of BatchNorm; with features, for MOON."""
+    """Two kinds of BatchNorm; with features, for MOON, and a last stage, for FedAlign."""
+
+    last_stage = ("conv", "first")
 
     def __init__(self, **options: Any) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ class EveryHook(FedAvg):
 
     name: ClassVar[str] = "every_hook"
     passes: ClassVar[tuple[str, ...]] = ("distance", "loss")
+    reveals: ClassVar[str] = "nothing"
     a: float = hyper(0.02, "weight of the selected examples", low=0, test_value=0.06)
     b: float = hyper(0.05, "weight of the memory", low=0, test_value=0.2)
 
@@ -28,10 +29,20 @@ class EveryHook(FedAvg):
 
     def init_server(self, task, params):
         assert task.public is not None
-        return {"params": params, "seen": torch.zeros(task.n_classes, dtype=task.dtype, device=task.device)}
+        seen = torch.zeros(task.n_classes, dtype=task.dtype, device=task.device)
+        return {"params": params, "seen": seen, "bias": seen.new_zeros(task.n_clients, task.n_classes)}
 
     def broadcast(self, server):
         return {"params": server["params"], "seen": server["seen"], "nothing": {}}
+
+    def broadcast_to(self, server, client):
+        return {"bias": server["bias"][client], "nothing": {}}
+
+    def hold_out(self):
+        return 0.2
+
+    def frozen(self, task):
+        return ["classifier.bias"] if "classifier.bias" in task.init else ["out.bias"]
 
     def init_client(self, task, params):
         return {
@@ -39,16 +50,34 @@ class EveryHook(FedAvg):
             "visits": torch.zeros((), dtype=task.dtype, device=task.device),
         }
 
-    def start(self, visit):
-        return tree.map(lambda w, last: w + 0.01 * last, visit.shared["params"], visit.client["last"])
-
     def prepare(self, visit):
         return {
             "last": visit.client["last"],
             "share": visit.facts["label_counts"] / visit.facts["n"],
             "visits": visit.client["visits"],
             "tracked": {"loss": visit.client["visits"], "z": visit.facts["label_counts"]},
+            "bias": visit.sent["bias"],
         }
+
+    def refine(self, visit, batch):
+        """Descend the loss of the last layer's bias alone, on some of the examples."""
+        task, bias, n = visit.task, visit.local["bias"], visit.facts["n"]
+        z = task.apply(visit.shared["params"], batch["x"])
+        used = batch["mask"] & (batch["position"] < 0.5 * n)
+
+        def mean_loss(b):
+            return masked_mean(cross_entropy(z + b, batch["y"]), used)
+
+        step = torch.func.grad(mean_loss)(bias) + 0.01 * bias
+        return {**visit.local, "bias": bias - 0.1 * (1 + visit.client["visits"]) * step + 0.01 * visit.sent["bias"]}
+
+    def refined(self, visit, passes):
+        return (visit.local["bias"] - visit.sent["bias"]).norm() > 0.2 if passes < 3 else passes >= 3
+
+    def start(self, visit):
+        moved = tree.map(lambda w, last: w + 0.01 * last, visit.shared["params"], visit.client["last"])
+        (name,) = self.frozen(visit.task)
+        return {**moved, name: moved[name] + visit.local["bias"]}
 
     def annotate(self, visit, x, y):
         features, z = visit.task.outputs(visit.shared["params"], x)
@@ -71,7 +100,8 @@ class EveryHook(FedAvg):
         return 0.1 * tree.dot(gap, gap) + 0.01 * masked_mean(values, batch["mask"])
 
     def gradient_point(self, visit, params, grads):
-        return tree.map(lambda w, g: w + visit.facts["lr"] / visit.facts["steps"] * g, params, grads["distance"])
+        scale = visit.facts["lr"] / visit.facts["steps"]
+        return {**params, **{name: params[name] + scale * g for name, g in grads["distance"].items()}}
 
     def loss(self, visit, params, batch):
         selected, task = batch["selected"], visit.task
@@ -91,7 +121,7 @@ class EveryHook(FedAvg):
 
     def correct(self, visit, params, grads):
         scale = self.b / visit.facts["effective_steps"] * visit.facts["steps"]
-        return tree.map(lambda g, last: g + scale * last, grads, visit.local["last"])
+        return {name: g + scale * visit.local["last"][name] for name, g in grads.items()}
 
     def measure(self, visit, params, batch):
         task = visit.task
@@ -104,17 +134,22 @@ class EveryHook(FedAvg):
         visits = visit.client["visits"]
         upload = {"params": params, "n": visit.facts["n"], "hits": measured["hits"], "visits": visits}
         upload["tracked"] = visit.local["tracked"]
+        upload["bias"] = visit.local["bias"] - 0.5 * visit.sent["bias"]
         return upload, {"last": tree.sub(params, visit.shared["params"]), "visits": visits + 1}
 
     def personal_params(self, visit):
-        return tree.add(visit.shared["params"], visit.client["last"])
+        own = tree.add(visit.shared["params"], visit.client["last"])
+        (name,) = self.frozen(visit.task)
+        return {**own, name: own[name] + visit.sent["bias"]}
 
     def aggregate(self, task, server, uploads, cohort):
         rng = torch.Generator().manual_seed(cohort.seed)
         shift = 1e-3 * float(torch.rand(1, generator=rng)) * cohort.round
         params = tree.map(lambda w: w + shift, tree.mean(uploads["params"], uploads["n"]))
         tracked = uploads["tracked"]["loss"].sum() + uploads["tracked"]["z"].sum(0)
-        return {"params": params, "seen": server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum() + tracked}
+        seen = server["seen"] + uploads["hits"].sum(0) + uploads["visits"].sum() + tracked
+        ids = torch.tensor(cohort.ids, device=seen.device)
+        return {"params": params, "seen": seen, "bias": server["bias"].index_copy(0, ids, uploads["bias"])}
 
 
 @dataclass(frozen=True)

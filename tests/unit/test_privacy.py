@@ -23,7 +23,7 @@ from fedkeep.method import Cohort, FedAvg
 pytest.importorskip("opacus", reason="the accountant is not installed: pip install 'fedkeep[privacy]'")
 
 DP = {"dp_clip": 0.5, "dp_noise": 1.5}
-REFUSED = ("fednova", "flashback", "feddf", "fedvarp", "fedexp", "fedkeep", "fedgen")
+REFUSED = ("fednova", "flashback", "feddf", "fedvarp", "fedexp", "fedkeep", "fedgen", "fedfomo", "fedpac")
 
 
 def silent(count: int) -> bytes:

@@ -102,11 +102,14 @@ def test_krum_uses_the_clients_it_chose_and_no_others() -> None:
     assert used["n"].tolist() == [1.0] * 5
 
 
+REFUSED = ("fednova", "flashback", "feddf", "fedvarp", "fedexp", "fedkeep", "fedgen", "fedfomo", "fedpac")
+
+
 @pytest.mark.parametrize("name", fk.methods.REGISTRY)
 @pytest.mark.parametrize("kind", ["median", "krum"])
 def test_every_method_that_averages_runs_and_the_others_are_refused(problem: Problem, name: str, kind: str) -> None:
     method = quick(name)
-    if kind == "median" and name in ("fednova", "flashback", "feddf", "fedvarp", "fedexp", "fedkeep", "fedgen"):
+    if kind == "median" and name in REFUSED:
         with raises(MethodError, key="aggregation", value="median", valid=["clip", "krum"], mentions=[name]):
             problem.simulation(method, participation=6, aggregation=kind)
         return
