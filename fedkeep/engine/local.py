@@ -23,6 +23,7 @@ from fedkeep._util.batch_norm import real_examples
 from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
+from fedkeep.data.texts import Texts
 from fedkeep.engine import device
 from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection, require_whole_batches
 from fedkeep.engine.gpu.images import gather
@@ -290,6 +291,8 @@ class LocalTraining:
 
     def annotation_batch_size(self, x: Any, place: torch.device) -> int:
         """Return how many examples are annotated at a time; on a CPU the same in every runtime."""
+        if isinstance(x, Texts):
+            return min(self.chunk, x.at_a_time)
         if place.type == "cpu":
             return self.chunk
         example = sum(t[:1].numel() for t in tree.leaves(x)) * self.task.dtype.itemsize

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
+from fedkeep.data.texts import Texts
 from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection
 from fedkeep.engine.gpu.graphs import Graphs
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
 from fedkeep.engine.mapping import Each, map_clients, one_stream_each
 from fedkeep.engine.replay import Replay
-from fedkeep.engine.stacked_plan import StackedPlan
+from fedkeep.engine.stacked_plan import StackedPlan, TextWidths
 from fedkeep.method import Visit
 from fedkeep.tree import Tree
 
@@ -42,6 +43,7 @@ class Stacked:
         self.local, self.x, self.y, self.each = local, x, y, each
         self.graphs = Graphs(self._step, local.task) if y.device.type == "cuda" else None
         self._ahead: StackedPlan | None = None  # of the next cohort
+        self._texts = TextWidths(x) if isinstance(x, Texts) else None
         self.replay: Replay | None = None
         if y.device.type == "cpu" and each is map_clients:
             self.replay = Replay(lambda trees: local.losses_and_gradients(trees, each), local.task.n_weights, rounds)
@@ -65,13 +67,13 @@ class Stacked:
     def plan_ahead(self, jobs: Sequence[ClientJob]) -> None:
         """Copy the plans of the next cohort to the device while it is busy."""
         if self.graphs and jobs:
-            self._ahead = StackedPlan([jobs[k] for k in _longest_first(jobs)], self.y.device)
+            self._ahead = StackedPlan([jobs[k] for k in _longest_first(jobs)], self.y.device, self._texts)
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         method, task = self.local.method, self.local.task
         plan, self._ahead = self._ahead, None
         if plan is None or not plan.is_of(jobs):
-            plan = StackedPlan(jobs, self.y.device)
+            plan = StackedPlan(jobs, self.y.device, self._texts)
         client = tree.stack([job.client for job in jobs])
         facts = self.local.facts([job.plan for job in jobs], np.stack([job.counts for job in jobs]), lr)
         with torch.no_grad():
@@ -103,12 +105,12 @@ class Stacked:
             }
         with at_stage(method, "local training"):
             if self.graphs:
-                buffers = self.graphs.run(buffers, plan.live, lr)
+                buffers = self.graphs.run(buffers, plan.live, plan.widths, lr)
             else:
                 if self.replay:
                     self.replay.expect(plan.live)
-                for s, active in enumerate(plan.live):
-                    self._step(buffers, s, active, active, lr)
+                for s, (active, width) in enumerate(zip(plan.live, plan.widths, strict=True)):
+                    self._step(buffers, s, active, active, width, lr)
         params, losses = buffers["params"], buffers["losses"][: len(plan.live)]
         measured = self._measure(params, shared, facts, local, plan) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
@@ -124,8 +126,16 @@ class Stacked:
             )
         return ClientResult(params, upload, client, losses)
 
-    def _step(self, buffers: Tree, s: int | Tensor, n_computed: int, n_certainly_live: int, lr: float | Tensor) -> None:
-        """Take step s with the first clients, in place.
+    def _step(
+        self,
+        buffers: Tree,
+        s: int | Tensor,
+        n_computed: int,
+        n_certainly_live: int,
+        width: int | None,
+        lr: float | Tensor,
+    ) -> None:
+        """Take step s with the first clients, in place; `width` is that of a batch of texts.
 
         The first `n_certainly_live` of them still train. The others, up to `n_computed`, are computed too, but those
         that finished earlier keep their weights.
@@ -134,7 +144,7 @@ class Stacked:
         if n_computed < buffers["losses"].shape[1]:
             running = tree.take(running, slice(n_computed))
         plan = tree.map(lambda t: _row(t, s, n_computed), buffers["plan"])
-        batch = {**self._batch(plan, plan["augment"]), **running["selected"]}
+        batch = {**self._batch(plan, plan["augment"], width), **running["selected"]}
         if self.local.annotates_once:
             batch["note"] = tree.take(buffers["notes"], plan["place"])
         uncertain: Tree = {}
@@ -171,15 +181,15 @@ class Stacked:
         """The mapping for hooks that call the model outside of a step."""
         return one_stream_each if self.each is one_stream_each else map_clients
 
-    def _batch(self, plan: Tree, augment: Tree | None) -> Tree:
+    def _batch(self, plan: Tree, augment: Tree | None, width: int | None) -> Tree:
         """Gather a step's examples: x, y, mask, with leading axes [clients, B]."""
         at = plan["at"]
         drawn = tree.map(lambda t: t.reshape(-1), augment) if augment else None
-        return {"x": self._inputs(at, drawn), "y": self.y[at], "mask": plan["mask"]}
+        return {"x": self._inputs(at, drawn, width), "y": self.y[at], "mask": plan["mask"]}
 
-    def _inputs(self, at: Tensor, drawn: Tree | None = None) -> Any:
+    def _inputs(self, at: Tensor, drawn: Tree | None = None, width: int | None = None) -> Any:
         """Return the examples at these positions, [clients, n], as model inputs [clients, n, ...]."""
-        x = gather(self.x, at.reshape(-1), self.local.inputs, drawn)
+        x = gather(self.x, at.reshape(-1), self.local.inputs, drawn, width)
         return tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
 
     def _notes(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
@@ -250,7 +260,7 @@ class Stacked:
         def measured(active: int) -> Tree:
             """Measure the next batch of the first clients."""
             row = tree.map(lambda t: _row(t, counter, active), batches)
-            batch = self._batch(row, augment=None)
+            batch = self._batch(row, None, plan.widest)
             batch["position"] = (torch.arange(width, device=device) + counter * width).expand(active, width)
             return self._each_without_kernels(  # type: ignore[no-any-return]
                 lambda w, b, f, loc: self.local.measure(w, b, shared, f, loc),

@@ -9,14 +9,30 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep.data.texts import Texts
 from fedkeep.engine.local import ClientJob
 from fedkeep.tree import Tree
 
 
-class StackedPlan:
-    """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another."""
+class TextWidths:
+    """The widths of batches of texts, computed on the host: a device would have to be waited for."""
 
-    def __init__(self, jobs: Sequence[ClientJob], device: torch.device) -> None:
+    def __init__(self, x: Texts) -> None:
+        self.form, self.length = x.form, x.length.cpu().numpy()
+
+    def of_steps(self, at: np.ndarray, mask: np.ndarray) -> list[int | None]:
+        """Return the width of each of S steps; `at` are the places of their examples and `mask` the real ones."""
+        longest = np.where(mask, self.length[at], 0).reshape(len(at), -1).max(1, initial=0)
+        return [self.form.width(int(one)) for one in longest]
+
+
+class StackedPlan:
+    """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another.
+
+    `widths` are those of the steps if the examples are texts, else None.
+    """
+
+    def __init__(self, jobs: Sequence[ClientJob], device: torch.device, texts: TextWidths | None = None) -> None:
         steps = np.array([job.plan.steps for job in jobs])
         S, K, B = int(steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
         self.live = np.searchsorted(-steps, -np.arange(S), side="left").tolist()  # how many clients train in each step
@@ -31,6 +47,9 @@ class StackedPlan:
             at[:s, k, :b] = job.examples[job.plan.index]
             for key, value in job.plan.augment.items():
                 augment[key][:s, k, :b] = value
+
+        self.widths: list[int | None] = texts.of_steps(at, mask) if texts else [None] * S
+        self.widest = max((width for width in self.widths if width is not None), default=None)
 
         def put(a: np.ndarray) -> Tensor:
             t = torch.from_numpy(a)

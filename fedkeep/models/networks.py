@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedkeep._util.text import format_value
+from fedkeep._util.text_form import TextForm
 from fedkeep._util.validate import require_choice, require_whole
 from fedkeep.errors import ModelError
 from fedkeep.models.etf import etf_classifier
@@ -24,6 +25,8 @@ class Network(nn.Module):
     classifier takes the output of the head, so features and logits both depend on it. `head="etf"` is a classifier that
     is never trained (fedkeep.models.etf).
     """
+
+    text_form: TextForm | None = None  # of the texts that a text model is made for
 
     def __init__(
         self, body: nn.Module, width: int, n_classes: int, projection: int | None = None, head: str = "linear"
