@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LONGEST = 2**16  # tokens of a text
 _WIDTHS = 8  # different widths of batches, at most
 _MULTIPLE = 8  # of tokens: odd widths are slow on a GPU
 

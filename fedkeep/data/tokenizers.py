@@ -16,7 +16,6 @@ from fedkeep.errors import DataError
 
 WORDS = "words"
 MAX_LENGTH = 128  # tokens of a text, by default
-LONGEST = 2**16
 _VOCABULARY, _MAX_VOCABULARY = 2**14, 2**20
 _WORD = re.compile(r"\w+|[^\w\s]")
 

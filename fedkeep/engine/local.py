@@ -61,11 +61,12 @@ class LocalTraining:
     task: Task
     inputs: InputPipeline
     clip_norm: float | None = None
+    part_size: int | None = None  # examples of a batch whose gradient is computed at a time; None: all
     chunk: int = 1024  # examples annotated at a time; on a GPU up to eight times as many
 
     def __post_init__(self) -> None:
         if self.task.mixes_examples:
-            require_whole_batches(self.method)
+            require_whole_batches(self.method, self.part_size)
 
     # One step
 
@@ -122,7 +123,10 @@ class LocalTraining:
                         facts,
                         local,
                     )
-            losses[name], gradient = self._gradient(name, point, batch, shared, facts, local, each)
+            if self.part_size is None:
+                losses[name], gradient = self._gradient(name, point, batch, shared, facts, local, each)
+            else:
+                losses[name], gradient = self._accumulated(name, point, batch, shared, facts, local, each)
             gradients[name] = self.task.accelerator.as_tensors(gradient) if changed else gradient
         grads = gradients if several else gradients["loss"]
         with torch.no_grad():
@@ -132,15 +136,41 @@ class LocalTraining:
                 )
         return losses["loss"].detach(), grads
 
-    def _gradient(
+    def _accumulated(
         self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
     ) -> tuple[Tensor, Tree]:
-        """Return every client's loss and gradient of one pass at these weights."""
+        """Return what `_gradient` does, part by part: in the memory of a part, each weighted by its real examples."""
+        axis = 0 if each is call_one else 1  # of the examples
+        n, n_places = batch["mask"].sum(axis).clamp(min=1), batch["mask"].shape[axis]
+        sums: Tree = {}
+        for start in range(0, n_places, self.part_size or n_places):
+            part = _narrowed(batch, axis, start, min(self.part_size or n_places, n_places - start))
+            real = part["mask"]
+            part["mask"] = real | ~real.any(axis, keepdim=True)  # no client computes with no example at all
+            weight = real.sum(axis).to(self.task.dtype) / n
+            losses, grads = self._gradient(name, point, part, shared, facts, local, each, weight)
+            found = {"losses": losses.detach(), "grads": self.task.accelerator.as_tensors(grads)}
+            sums = tree.add(sums, found) if sums else found
+        return sums["losses"], sums["grads"]
+
+    def _gradient(
+        self,
+        name: str,
+        point: Tree,
+        batch: Tree,
+        shared: Tree,
+        facts: Tree,
+        local: Tree,
+        each: Each,
+        weight: Tensor | None = None,
+    ) -> tuple[Tensor, Tree]:
+        """Return every client's loss and gradient of one pass at these weights, times a weight per client."""
         point = tree.map(lambda w: w.detach().requires_grad_(), point)
         with torch.enable_grad():
             losses: Tensor = each(
                 lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc, each), point, batch, facts, local
             )
+            losses = losses if weight is None else losses * weight
             total = losses.sum()
         if not losses.requires_grad:
             raise MethodError(
@@ -314,6 +344,12 @@ class LocalTraining:
         inputs = self.inputs(tree.take(x, index))
         note = self.annotate(shared, local, inputs, y[index])
         return {"selected": {"x": inputs, "y": y[index], "weight": weight, "note": note}}
+
+
+def _narrowed(batch: Tree, axis: int, start: int, size: int) -> Tree:
+    """Return some of a batch's examples; selected examples stay as they are."""
+    own = {key: value for key, value in batch.items() if key in ("x", "y", "mask", "note")}
+    return {**batch, **tree.map(lambda t: t.narrow(axis, start, size), own)}
 
 
 class _LazyNotes(dict[str, Any]):

@@ -79,7 +79,7 @@ class Trial:
             with device.numerics(settings, task.device, federation.threads):
                 shared = server_hooks.broadcast(method, server)
                 client = method.init_client(task, shared["params"])
-                local = LocalTraining(method, task, federation.inputs, settings.clip_norm)
+                local = LocalTraining(method, task, federation.inputs, settings.clip_norm, settings.part_size)
                 trained = local.train_one(shared, client, tree.take(x, at), y[at], plan, settings.lr_in(number))
             upload = tree.to(trained.upload, "cpu")
             expected = ExpectedUpload.of(federation, server, number, self.limits)

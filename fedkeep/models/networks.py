@@ -26,7 +26,8 @@ class Network(nn.Module):
     is never trained (fedkeep.models.etf).
     """
 
-    text_form: TextForm | None = None  # of the texts that a text model is made for
+    text_form: TextForm | None = None  # of the longest texts that a text model takes
+    pretrained: str | None = None  # a hash of the weights that were read from files
 
     def __init__(
         self, body: nn.Module, width: int, n_classes: int, projection: int | None = None, head: str = "linear"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkeep._util.pretrained_files import load_files, load_tokenizer, tokenizer_identity
 from fedkeep._util.text import format_value
-from fedkeep._util.text_form import TextForm
+from fedkeep._util.text_form import LONGEST, TextForm
 from fedkeep._util.validate import require_choice, require_number
 from fedkeep.errors import ModelError
 from fedkeep.models.lora import TRAINED, Lora, add_lora_
@@ -85,6 +87,7 @@ def transformer(
     adapters = None if lora is None else Lora.of(lora)
     config = load_files("AutoConfig", str(path), "path", ModelError, num_labels=n_classes)
     require_fit(str(path), config, form)
+    form = replace(form, max_length=_n_positions(config) or LONGEST)
     if dropout is not None:
         _set_dropout(config, require_number("dropout", dropout, low=0, below=1, error=ModelError))
     net, about = load_files(
@@ -105,8 +108,9 @@ def transformer(
     network = text_network(body.train(), classifier.in_features, n_classes, form, projection, head)
     if projection is None and head == "linear":
         network.classifier = classifier
+    new = tuple(f"body.net.{name}" for name in about["missing_keys"])  # weights that the files do not have
+    network.pretrained = _hash({name: w for name, w in body.named_parameters(prefix="body") if name not in new})
     if adapters is not None:
-        new = tuple(f"body.net.{name}" for name in about["missing_keys"])
         add_lora_(network, adapters, (*TRAINED, *new))
     return network
 
@@ -130,6 +134,14 @@ def require_fit(path: str, config: Any, form: TextForm) -> None:
             key="path",
             value=path,
         )
+
+
+def _hash(weights: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        total.update(name.encode())
+        total.update(weight.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()[:12]
 
 
 def _tokenizer_of(path: str) -> str | None:

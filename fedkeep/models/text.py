@@ -5,12 +5,13 @@ Their input is a batch of padded texts: `input_ids` and `attention_mask` (False 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep._util.text_form import TextForm
+from fedkeep._util.text_form import LONGEST, TextForm
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.errors import ModelError
 from fedkeep.models.networks import MAX_LAYERS, MAX_WIDTH, Network
@@ -116,7 +117,9 @@ def bag(
     form = require_text("bag", input_shape)
     require_sizes(width=width)
     require_number("dropout", dropout, low=0, below=1, error=ModelError)
-    return text_network(Bag(form, width, dropout), width, n_classes, form, projection, head)
+    network = text_network(Bag(form, width, dropout), width, n_classes, form, projection, head)
+    network.text_form = replace(form, max_length=LONGEST)  # it has no positions
+    return network
 
 
 def small_transformer(

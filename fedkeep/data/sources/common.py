@@ -15,9 +15,9 @@ import numpy as np
 from fedkeep import tree
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean, one_line
+from fedkeep._util.text_form import LONGEST
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data.seeds import share_of_each_class
-from fedkeep.data.tokenizers import LONGEST
 from fedkeep.errors import DataError, FedkeepError
 
 MAX_PIXELS = 2**26  # of one image: 8192 x 8192
