@@ -55,7 +55,8 @@ def load_tokenizer(name: str, key: str, error: type[FedkeepError]) -> Any:
 def tokenizer_identity(tokenizer: Any) -> str:
     """Return the kind of a tokenizer and a hash of its vocabulary; the same wherever its files are."""
     ids = sorted(tokenizer.get_vocab().items())
-    return f"{type(tokenizer).__name__}#{hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]}"
+    kind = type(tokenizer).__name__.removesuffix("Fast")  # which versions of the library add and leave out
+    return f"{kind}#{hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]}"
 
 
 def _require_safetensors(folder: Path, key: str, error: type[FedkeepError]) -> None:

@@ -64,7 +64,7 @@ def write_tiny_bert(folder: Path, positions: int = 32, **changes: int) -> Path:
     words = dict.fromkeys(" ".join(SUBJECTS).split())
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "very", *words]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
-    transformers.BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, **changes}
     config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=positions, **sizes)
     with torch.random.fork_rng():

@@ -196,8 +196,11 @@ def test_a_pre_trained_model_computes_what_the_library_does(bert: Path, form: Te
     import transformers
 
     model = models.build("transformer", form, 3, path=str(bert), seed=4).eval()
-    assert model.body.ready_mask
     x = batch(form)
+    task = Task(model, 3, 2)
+    stacked = tree.stack([task.init, tree.scale(task.init, 1.1)])
+    both = torch.vmap(task.apply)(stacked, tree.stack([x, x]))
+    assert torch.allclose(both[0], model(x), atol=1e-6)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(bert, num_labels=3).eval()
     theirs.classifier = model.classifier
     assert torch.allclose(model(x), theirs(x["input_ids"], x["attention_mask"].long()).logits, atol=1e-5)
