@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fedkeep._util.pretrained_files import load_tokenizer, tokenizer_identity
 from fedkeep._util.text import format_value
-from fedkeep._util.text_form import TextForm
+from fedkeep._util.text_form import LONGEST, TextForm
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import DataError
 
@@ -98,6 +98,16 @@ def make_tokenizer(given: Any) -> Tokenizer:
         vocabulary = int(number) if number.isascii() and number.isdigit() and len(number) < 20 else number
         return Words(vocabulary) if colon else Words()  # type: ignore[arg-type]
     return Pretrained(load_tokenizer(str(name), "tokenizer", DataError))
+
+
+def text_form(tokenizer: Any = None, max_length: int = MAX_LENGTH) -> TextForm:
+    """Return the form of texts with this tokenizer, to build a model before there are any texts.
+
+    >>> text_form("words:500", max_length=64).vocabulary
+    500
+    """
+    length = require_whole("max_length", max_length, low=1, high=LONGEST, error=DataError)
+    return make_tokenizer(tokenizer).form(length)
 
 
 def _first_words(text: str, most: int) -> list[str]:

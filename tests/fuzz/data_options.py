@@ -46,7 +46,7 @@ VALUES: list[Callable[[], Any]] = [
     lambda: np.float32(0.5),
 ]  # fmt: skip
 OPTIONS = (
-    "size", "x", "y", "ids", "text", "label", "max_length", "tokenizer", "splits", "test", "first_label",
+    "size", "x", "y", "ids", "text", "label", "classes", "max_length", "tokenizer", "splits", "test", "first_label",
     "merge_validation", "test_writers", "max_gb", "root", "public", "public_ids", "public_alpha", "public_only",
     "min_per_id", "validation", "seed",
     "n_classes", "mean", "std", "unknown",

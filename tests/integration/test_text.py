@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,52 @@ def test_a_node_with_another_tokenizer_is_told_so(texts: Problem) -> None:
         assert isinstance(first, ModelError)
         assert first.key == key
         assert "tokenizer" in str(first)
+
+
+# the page
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "text.md"
+
+
+def test_the_page_runs_from_a_csv_to_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its federation of three files gives what the simulation of one file gives."""
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    from flwr.app import Context, RecordDict
+    from support.flower_grid import MemoryGrid, SuperNode
+
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert sum(len(block.splitlines()) for block in blocks[1:3]) <= 40
+    for block in blocks:
+        exec(block, names)
+    assert fk.load_run(tmp_path / "runs" / "notes").accuracy[-1] > 0.7
+    data, hospitals = names["data"], names["hospitals"]
+    config = {"run-dir": str(tmp_path / "federation")}
+    own = {f"part-{k}": dataclasses.replace(data, x_train=data.x_train[mine], y_train=data.y_train[mine], ids=None)
+           for k, mine in enumerate(hospitals)}  # fmt: skip
+    monkeypatch.setitem(names, "load", lambda file: own.get(file, data))
+    nodes = [SuperNode(names["nodes"], {"client-id": k, "file": f"part-{k}"}) for k in range(3)]
+    names["server"](MemoryGrid(nodes, config), Context(1, 1, {}, RecordDict(), config))
+    simulated, federated = (fk.load_run(tmp_path / name) for name in ("runs/notes", "federation"))
+    assert federated.records[1]["cohort"] == [0, 1, 2]
+    loop = fk.simulate("fedntd", names["model"](), data, hospitals, **names["TRAINING"], engine="loop")
+    assert same(loop.params, federated.params)
+    assert simulated.accuracy[-1] == pytest.approx(federated.accuracy[-1], abs=0.05)
+
+
+def test_the_experiment_of_the_page_runs_and_its_models_exist(tmp_path: Path) -> None:
+    from fedkeep.experiments.experiment import Experiment
+    from fedkeep.experiments.run import run
+
+    text = PAGE.read_text()
+    [block] = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "a.toml").write_text(block)
+    history = run(Experiment.load(tmp_path / "a.toml"), tmp_path / "run")
+    assert history.records[-1]["round"] == 2
+    rows = re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", text.partition("## Models")[2], flags=re.MULTILINE)
+    for name, options in rows[:3]:
+        own = set(models.options(name)) - {"projection", "head"}
+        assert set(re.findall(r"`(\w+)`", options)) - {"eager"} == own
+    assert [name for name, _ in rows[:3]] == list(models.TEXT_MODELS)

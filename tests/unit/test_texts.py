@@ -133,6 +133,13 @@ def test_owners_of_test_texts_become_public_too() -> None:
     assert sorted(int(one[0]) for one in public.x) in ([1, 2, 5], [3, 4, 6])
 
 
+def test_classes_are_numbered_alike_in_files_that_lack_some(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n" + "a note,knee\nanother note,hip\n" * 5)
+    assert load(tmp_path / "a.csv").n_classes == 2
+    data = load(tmp_path / "a.csv", classes=["heart", "knee", "hip"])
+    assert (data.n_classes, set(data.y_train.tolist())) == (3, {1, 2})
+
+
 def test_several_columns_are_joined(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("title,body,label\none,two three,0\nfour,five,1\n")
     pair = (tmp_path / "a.csv", tmp_path / "a.csv")
@@ -171,6 +178,9 @@ def test_a_text_that_is_cut_is_reported_if_many_are(tmp_path: Path, caplog: pyte
         ("text,label\n1,0\n2,1\n", {"text": "text"}, "text", "text", ["int64"]),
         ("text,label\na,0\nb,1\n", {"text": "text", "x": "text"}, "text", "text", []),
         ("text,label\na,0\nb,1\n", {"label": "label", "y": "label"}, "label", "label", []),
+        ("text,label\na,x\nb,y\n", {"classes": ["x", "z"]}, None, "y", ["'y'", "x, z"]),
+        ("text,label\na,0\nb,1\n", {"classes": ["x", "z"]}, "classes", "label", []),
+        ("text,label\na,x\nb,y\n", {"classes": ["x", "x"]}, "classes", ["x", "x"], []),
         ("text,label\na,0\nb,1\n", {"max_length": 0}, "max_length", 0, []),
         ("text,label\na,0\nb,1\n", {"max_length": 5, "tokenizer": torch.tensor}, "max_length", 5, []),
         ("text,label\na,0\nb,1\n", {"tokenizer": "./nowhere"}, "tokenizer", "./nowhere", []),
@@ -181,7 +191,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, content, options, key,
     (tmp_path / "a.csv").write_text(content)
     if "tokenizer" in options and isinstance(options["tokenizer"], str):
         pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedkeep[text]'")
-    with raises(DataError, key, value, mentions=mentions) as caught:
+    with raises(DataError, key or str(tmp_path / "a.csv"), value, mentions=mentions) as caught:
         load((tmp_path / "a.csv", tmp_path / "a.csv"), **options)
     assert "\n" not in str(caught.value)
 

@@ -47,7 +47,7 @@ def load(
 
     `source` is one of
 
-    - a name: digits, squares, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist, sst5, ag_news
+    - a name: digits, squares, wards, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist, sst5, ag_news
     - an .npz, .parquet, .csv or .jsonl file, or a pair (or dict) of tables to train and to test on
     - a folder: IDX files, CIFAR binary batches, images by class, tables
     - "hf:NAME" for a Hugging Face data set
@@ -65,8 +65,8 @@ def load(
     hyperparameters can be chosen without it.
 
     `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
-    other options control reading: size, x, y, text, label, ids, tokenizer, max_length, splits, test, first_label,
-    merge_validation, test_writers, max_gb.
+    other options control reading: size, x, y, text, label, classes, ids, tokenizer, max_length, splits, test,
+    first_label, merge_validation, test_writers, max_gb.
 
     >>> data = load("digits", public=0.1)
     >>> data.n_classes, len(data.y_train) + len(data.public.y) + len(data.public.y_val), len(data.y_test)

@@ -34,6 +34,7 @@ class Options:
     size: tuple[int, int] | None = None  # (height, width): images are resized to it, flat pixels reshaped to it
     x: str | Sequence[str] | None = None  # the column or columns of the examples
     y: str | None = None  # the column of the classes; for CIFAR-100, "fine_label" or "coarse_label"
+    classes: Sequence[str] | None = None  # the labels of class 0, class 1, ..., if they are text
     ids: str | None = None  # the column with the owner of each example
     text: str | Sequence[str] | None = None  # the column of the texts, or several, joined by spaces
     label: str | None = None  # another name for y
@@ -195,6 +196,10 @@ def _require_kind(name: str, value: Any) -> None:
         "y": (_is_name, "a column"),
         "text": (_is_names, "a column or a list of columns"),
         "label": (_is_name, "a column"),
+        "classes": (
+            lambda given: _is_names(given) and not isinstance(given, str) and 2 <= len(set(given)) == len(given),
+            "a list of two or more different labels",
+        ),
         "ids": (_is_name, "a column"),
         "tokenizer": (
             lambda given: callable(given) or (isinstance(given, str | Path) and str(given) != ""),

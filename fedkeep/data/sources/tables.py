@@ -21,7 +21,7 @@ from fedkeep.data.sources.images import same_channels
 from fedkeep.errors import DataError
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl")
-OPTIONS = ("x", "y", "text", "ids", "size", "tokenizer", "max_length")
+OPTIONS = ("x", "y", "classes", "text", "ids", "size", "tokenizer", "max_length")
 _TEST_PREFIXES = ("test", "val", "dev")
 _SHARD = re.compile(r"[a-z]+[-_.]?\d+", re.IGNORECASE)
 
@@ -79,8 +79,14 @@ def from_tables(train: Table, test: Table | None, options: Options, name: str) -
     chosen = columns.choose(train.arrow.schema, options, train.name)
     if test is not None:
         columns.require_columns(test.arrow.schema, chosen, test.name)
-    classes = _declared_classes(train.arrow.schema, chosen.y)
+    classes = list(options.classes or _declared_classes(train.arrow.schema, chosen.y))
     y = columns.labels(train, chosen.y)
+    if options.classes and y.dtype.kind not in "UO":
+        raise DataError(
+            f"{train.name}: classes names labels that are text, but the column {chosen.y!r} holds numbers",
+            key="classes",
+            value=chosen.y,
+        )
     y_test = None if test is None else columns.labels(test, chosen.y)
     if y.dtype.kind in "UO":
         classes = classes or np.unique(y).tolist()
