@@ -30,7 +30,7 @@ def load_files(kind: str, name: str, key: str, error: type[FedkeepError], **opti
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
     if not is_folder and (folder.is_absolute() or name.startswith((".", "~")) or "\0" in name):
-        raise error(f"there is no folder {name!r}", key=key, value=name)
+        raise error(f"{key} = {name!r}: there is no such folder", key=key, value=name)
     if options.get("use_safetensors") and is_folder:
         _require_safetensors(folder, key, error)
     try:

@@ -37,7 +37,8 @@ def tokenise(where: str, name: str, texts: list[str], options: Options) -> Any:
     empty = [row for row, text in enumerate(texts) if not text.strip()]
     if empty:
         raise DataError(
-            f"{where}: the column {name!r} has {len(empty)} empty texts, the first in row {empty[0]}: leave them out",
+            f"{where}: the column {name!r} has {len(empty)} empty text{'s' * (len(empty) > 1)}, the first in row "
+            f"{empty[0]}: leave out such rows",
             key=name,
             value=empty[0],
         )
