@@ -25,6 +25,7 @@ from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
 from fedkeep.data.texts import Texts
 from fedkeep.engine import device
+from fedkeep.engine.batch_parts import weighted_parts
 from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection, require_whole_batches
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
@@ -123,10 +124,7 @@ class LocalTraining:
                         facts,
                         local,
                     )
-            if self.part_size is None:
-                losses[name], gradient = self._gradient(name, point, batch, shared, facts, local, each)
-            else:
-                losses[name], gradient = self._accumulated(name, point, batch, shared, facts, local, each)
+            losses[name], gradient = self._accumulated(name, point, batch, shared, facts, local, each)
             gradients[name] = self.task.accelerator.as_tensors(gradient) if changed else gradient
         grads = gradients if several else gradients["loss"]
         with torch.no_grad():
@@ -139,15 +137,12 @@ class LocalTraining:
     def _accumulated(
         self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
     ) -> tuple[Tensor, Tree]:
-        """Return what `_gradient` does, part by part: in the memory of a part, each weighted by its real examples."""
-        axis = 0 if each is call_one else 1  # of the examples
-        n, n_places = batch["mask"].sum(axis).clamp(min=1), batch["mask"].shape[axis]
+        """Return what `_gradient` does, part by part."""
+        if self.part_size is None:
+            return self._gradient(name, point, batch, shared, facts, local, each)
         sums: Tree = {}
-        for start in range(0, n_places, self.part_size or n_places):
-            part = _narrowed(batch, axis, start, min(self.part_size or n_places, n_places - start))
-            real = part["mask"]
-            part["mask"] = real | ~real.any(axis, keepdim=True)  # no client computes with no example at all
-            weight = real.sum(axis).to(self.task.dtype) / n
+        axis = 0 if each is call_one else 1
+        for part, weight in weighted_parts(batch, axis, self.part_size, self.task.dtype):
             losses, grads = self._gradient(name, point, part, shared, facts, local, each, weight)
             found = {"losses": losses.detach(), "grads": self.task.accelerator.as_tensors(grads)}
             sums = tree.add(sums, found) if sums else found
@@ -344,12 +339,6 @@ class LocalTraining:
         inputs = self.inputs(tree.take(x, index))
         note = self.annotate(shared, local, inputs, y[index])
         return {"selected": {"x": inputs, "y": y[index], "weight": weight, "note": note}}
-
-
-def _narrowed(batch: Tree, axis: int, start: int, size: int) -> Tree:
-    """Return some of a batch's examples; selected examples stay as they are."""
-    own = {key: value for key, value in batch.items() if key in ("x", "y", "mask", "note")}
-    return {**batch, **tree.map(lambda t: t.narrow(axis, start, size), own)}
 
 
 class _LazyNotes(dict[str, Any]):

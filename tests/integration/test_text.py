@@ -15,6 +15,7 @@ from support.texts import make_sentences, make_text_data, make_text_problem, wri
 
 import fedkeep as fk
 from fedkeep import models
+from fedkeep.engine.batch_parts import weighted_parts
 from fedkeep.engine.stacked import Stacked
 from fedkeep.errors import MethodError, ModelError, RunError
 from fedkeep.runs.experiment_file import read_experiment
@@ -65,6 +66,16 @@ def test_parts_of_batches_are_the_same_in_both_engines(problem: Problem, name: s
     loop, stacked = (problem.run(method, accumulate=3, engine=engine) for engine in ("loop", "stacked"))
     assert gap(loop.server, stacked.server) < 1e-11
     assert (gap(loop.server, whole.server) < 1e-11) == (name != "feddecorr")
+
+
+def test_parts_of_batches_have_their_own_examples_weights_and_keys() -> None:
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    batch = {"x": torch.arange(6).reshape(2, 3), "mask": mask, "dropout_key": torch.tensor([7, 9])}
+    parts = list(weighted_parts(batch, axis=1, size=2, dtype=torch.float64))
+    assert [part["x"].tolist() for part, _ in parts] == [[[0, 1], [3, 4]], [[2], [5]]]
+    assert [part["mask"].tolist() for part, _ in parts] == [[[True, True], [True, False]], [[True], [True]]]
+    assert [weight.tolist() for _, weight in parts] == [[2 / 3, 1.0], [1 / 3, 0.0]]
+    assert [part["dropout_key"].tolist() for part, _ in parts] == [[7, 9], [9, 11]]
 
 
 def test_parts_of_batches_take_less_memory(texts: Problem) -> None:
