@@ -64,6 +64,7 @@ def size(x: Any) -> int:
 
 def logits(task: Task, params: Tree, x: Any, chunk: int = 1024) -> Tensor:
     """Return a model's logits of all examples, [n, C], without gradient and in evaluation mode."""
+    chunk = _of_texts(x, chunk)
     with torch.no_grad():
         parts = range(0, max(size(x), 1), chunk)
         return torch.cat([task.apply(params, tree.take(x, slice(start, start + chunk))) for start in parts])
@@ -98,7 +99,17 @@ def _chunk(task: Task, x: Any, models: int) -> int:
     (819, 22)
     """
     example = sum(t[0].numel() if len(t) else 1 for t in tree.leaves(x)) * task.dtype.itemsize
-    return max(1, min(8192, (1 << 27) // example) // models)
+    return max(1, _of_texts(x, min(8192, (1 << 27) // example), tokens=1 << 19) // models)
+
+
+def _of_texts(x: Any, most: int, tokens: int = 1 << 16) -> int:
+    """Return how many examples to compute at a time: fewer than `most` where texts are long.
+
+    >>> _of_texts({"input_ids": torch.zeros(9, 512, dtype=torch.long)}, 1024), _of_texts(torch.zeros(9, 512), 1024)
+    (128, 1024)
+    """
+    widths = [t.shape[1] for t in tree.leaves(x) if t.ndim == 2 and not t.is_floating_point()]
+    return min(most, max(1, tokens // max(widths))) if widths and isinstance(x, dict) else most
 
 
 def validation_loss(task: Task, params: Tree, public: Public) -> Tensor:

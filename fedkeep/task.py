@@ -101,7 +101,8 @@ class Task:
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
         self.criterion = require_criterion(criterion, n_classes, self.device, dtype)
         self._eval = copy.deepcopy(model).to(device=self.device, dtype=dtype).eval()
-        self.train_module = copy.deepcopy(self._eval).train()
+        frozen = {id(p): p for p in self._eval.parameters() if not p.requires_grad}  # one copy serves both modules
+        self.train_module = copy.deepcopy(self._eval, frozen).train()
         for name in frozen_layers(model):
             self.train_module.get_submodule(name).eval()
         self.mixes_examples, self.may_drop = has_batch_statistics(model), may_drop(model)
@@ -115,6 +116,11 @@ class Task:
         self.accelerator = Accelerator()  # a runtime on a GPU sets its own
         self._maps_examples = True  # until vmap over examples has failed
         self._layers: dict[Any, list[layerwise.Layer] | None] = {}  # for squared gradients, by the form of an example
+
+    @property
+    def frozen(self) -> Tree:
+        """The weights that are not trained: constants, which are neither sent nor stored."""
+        return {name: p.detach() for name, p in self._eval.named_parameters() if name not in self.init}
 
     @property
     def n_weights(self) -> int:

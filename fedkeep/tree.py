@@ -84,6 +84,22 @@ def cat(trees: Sequence[Tree]) -> Tree:
     return map(lambda *ts: torch.cat(ts), *trees)
 
 
+def align(*batches: T) -> list[T]:
+    """Return batches of texts with the same width, so that they can be joined; other examples are left as they are.
+
+    The second axis of whole numbers is filled up with 0, or False in a mask, where it is shorter than in others.
+
+    >>> short, long = {"ids": torch.tensor([[5]])}, {"ids": torch.tensor([[6, 7]])}
+    >>> align(short, long)[0]
+    {'ids': tensor([[5, 0]])}
+    """
+    first = leaves(batches[0])
+    if any(t.ndim != 2 or t.is_floating_point() for t in first):
+        return list(batches)
+    width = max(t.shape[1] for batch in batches for t in leaves(batch))
+    return [map(lambda t: F.pad(t, (0, width - t.shape[1])), batch) for batch in batches]
+
+
 def zeros_like(tree: Tree) -> Tree:
     """Return the same structure, filled with zeros."""
     return map(torch.zeros_like, tree)

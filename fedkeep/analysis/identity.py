@@ -84,6 +84,8 @@ class Identity:
         by_seed = "seed" in about["data"]  # the public part of the data depends on the seed, the test set does not
         data |= _without_none({"contents": made_by.get("test" if by_seed else "data") or made_by.get("test")})
         model, criterion = dict(setting["model"]), {}
+        if "path" in model:  # of files, whose contents count too
+            model |= _without_none({"contents": made_by.get("pretrained")})
         if not self.from_file:
             hashes = {"shapes": "model", "structure": "structure", "layers": "layers"}
             model |= _without_none({key: made_by.get(name) for key, name in hashes.items()})

@@ -8,6 +8,7 @@ from fedkeep.data.plan import ClientPlan, make_plan
 from fedkeep.data.reductions import Reduction
 from fedkeep.data.seeds import sample_cohort
 from fedkeep.data.sources import load
+from fedkeep.data.tokenizers import text_form
 
 __all__ = [
     "Augment",
@@ -21,4 +22,5 @@ __all__ = [
     "make_plan",
     "partition",
     "sample_cohort",
+    "text_form",
 ]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeep._util.validate import require_bool, require_choice, require_whole
+from fedkeep.data.texts import Texts
 from fedkeep.errors import DataError
 from fedkeep.tree import Tree
 
@@ -116,7 +117,7 @@ def _reflected(position: Tensor, length: int) -> Tensor:
 class InputPipeline:
     """Conversion of stored examples to model inputs.
 
-    Bytes are scaled to [0, 1], augmented, normalised with `mean` and `std`, and converted to `dtype`.
+    Bytes are scaled to [0, 1], augmented, normalised with `mean` and `std`, and converted to `dtype`. Texts are padded.
     """
 
     dtype: torch.dtype = torch.float32
@@ -129,8 +130,13 @@ class InputPipeline:
         """The same pipeline without augmentation."""
         return replace(self, augment=None)
 
-    def __call__(self, x: Tensor | Tree, drawn: Tree | None = None) -> Tensor | Tree:
-        """Return a batch as model inputs. Without `drawn`, as in evaluation, nothing is augmented."""
+    def __call__(self, x: Tensor | Tree | Texts, drawn: Tree | None = None, width: int | None = None) -> Tensor | Tree:
+        """Return a batch as model inputs. Without `drawn`, as in evaluation, nothing is augmented.
+
+        `width` is that of a batch of texts; by default that of its longest.
+        """
+        if isinstance(x, Texts):
+            return x.pad(width)
         if isinstance(x, dict):
             return {key: self._to_float(value) for key, value in x.items()}
         if self.augment is not None and drawn:

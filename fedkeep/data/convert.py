@@ -12,13 +12,16 @@ from torch import Tensor
 from fedkeep import tree
 from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_whole
+from fedkeep.data.texts import Texts
 from fedkeep.errors import DataError, FedkeepError
 
 MAX_CLASSES = 10_000  # a confusion matrix takes the square of it
 
 
 def to_inputs(x: Any, key: str) -> Any:
-    """Return examples as a tensor, or a dict of tensors; they must be finite numbers."""
+    """Return examples as a tensor, or a dict of tensors; they must be finite numbers. Texts stay as they are."""
+    if isinstance(x, Texts):
+        return x
     if isinstance(x, dict):
         if not x:
             raise DataError(f"{key} is an empty dict", key=key, value=x)
@@ -30,6 +33,11 @@ def to_inputs(x: Any, key: str) -> Any:
         first = int((~torch.isfinite(tensor)).nonzero()[0, 0])
         raise DataError(f"{key} contains NaN or infinite numbers, first in example {first}", key=key, value=first)
     return tensor.detach().cpu()
+
+
+def cat_inputs(parts: Sequence[Any]) -> Any:
+    """Return the examples of several parts, one after another."""
+    return Texts.cat(parts) if isinstance(parts[0], Texts) else tree.cat(parts)
 
 
 def to_labels(y: Any, key: str) -> Tensor:
@@ -155,8 +163,9 @@ def _fit_to_example(value: Any, key: str, x: Any) -> Tensor | None:
     """Return a mean or std in a shape that broadcasts against one example; for images, one number per channel."""
     if value is None:
         return None
-    if isinstance(x, dict):
-        raise DataError(f"{key} needs examples that are one array each, not a dict", key=key, value=value)
+    if isinstance(x, dict | Texts):
+        kind = "a dict" if isinstance(x, dict) else "texts"
+        raise DataError(f"{key} needs examples that are one array each, not {kind}", key=key, value=value)
     shape = x.shape[1:]
     given = value if isinstance(value, Tensor) else _to_tensor(value, key)
     tensor: Tensor = to_inputs(given if given.ndim else given.reshape(1), key).double()

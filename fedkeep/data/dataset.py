@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.text_form import TextForm
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data.convert import (
+    cat_inputs,
     is_one_of,
     require_lengths,
     require_n_classes,
@@ -23,6 +25,7 @@ from fedkeep.data.convert import (
 )
 from fedkeep.data.public_options import check_public_options, is_number_per_class
 from fedkeep.data.seeds import share_of_each_class, split_rng
+from fedkeep.data.texts import Texts
 from fedkeep.errors import DataError
 from fedkeep.task import Public
 
@@ -36,7 +39,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples `x` (a tensor, or a dict of tensors) and labels `y` (0, 1, ...) for training and testing.
+    """Examples `x` (a tensor, a dict of tensors, or texts) and labels `y` (0, 1, ...) for training and testing.
 
     Images are stored as bytes and converted when a batch is used. An owner is the writer, hospital or device that an
     example comes from.
@@ -58,11 +61,13 @@ class Dataset:
     def image(self) -> tuple[int, int] | None:
         """Height and width, if the examples are images [channels, height, width]."""
         shape = self.input_shape
-        return (shape[1], shape[2]) if len(shape) == 3 else None
+        return (shape[1], shape[2]) if isinstance(shape, tuple) and len(shape) == 3 else None
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example; () for dicts."""
+    def input_shape(self) -> tuple[int, ...] | TextForm:
+        """The shape of one example; () for dicts, and the form of texts."""
+        if isinstance(self.x_train, Texts):
+            return self.x_train.form
         return () if isinstance(self.x_train, dict) else tuple(self.x_train.shape[1:])
 
     def with_held_out_test(self, share: float) -> Dataset:
@@ -176,7 +181,7 @@ class Dataset:
         if self.test_ids is None:
             return x, y
         test_index = torch.from_numpy(np.flatnonzero(is_one_of(self.test_ids, owners)))
-        return tree.cat([x, tree.take(self.x_test, test_index)]), torch.cat([y, self.y_test[test_index]])
+        return cat_inputs([x, tree.take(self.x_test, test_index)]), torch.cat([y, self.y_test[test_index]])
 
     def _without_owners(self, owners: np.ndarray) -> Dataset:
         """Return the data set without some owners' training examples, and test examples where owners are known."""

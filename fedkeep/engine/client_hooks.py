@@ -17,8 +17,13 @@ from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 
-def require_whole_batches(method: FedAvg) -> None:
-    """Raise if a method computes with single examples, for a model whose statistics are those of the batch."""
+def require_whole_batches(method: FedAvg, part_size: int | None) -> None:
+    """Raise if a method computes with single examples, or batches are divided, for a model of batch statistics."""
+    if part_size is not None:
+        raise MethodError(
+            "accumulate divides batches, by whose statistics BatchNorm normalises: use accumulate = 1 or nn.GroupNorm",
+            key="accumulate",
+        )
     for hook in ("refine", "measure", "select_examples", "rehearse"):
         if method.uses(hook):
             raise MethodError(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedkeep import tree
 from fedkeep.data.augment import InputPipeline
+from fedkeep.data.texts import Texts
 from fedkeep.engine import device
 from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.gpu.images import gather
@@ -47,7 +48,8 @@ def evaluate(
 
 
 def _in_chunks(x: Any, y: Tensor, inputs: InputPipeline, chunk: int) -> Iterator[tuple[Any, Tensor]]:
-    """Yield the examples, as the model gets them, and their labels, `chunk` at a time."""
+    """Yield the examples, as the model gets them, and their labels, `chunk` at a time; fewer where texts are long."""
+    chunk = min(chunk, x.at_a_time) if isinstance(x, Texts) else chunk
     for start in range(0, len(y), chunk):
         part = slice(start, start + chunk)
         yield gather(x, part, inputs), y[part]
@@ -144,4 +146,5 @@ class Evaluator:
         if self.task.mixes_examples:
             return EVAL_BATCH
         most = 1000 if self.task.device.type == "cpu" else device.eval_batch_size(self.example_bytes, 10_000)
+        most = min(most, self.x.at_a_time) if isinstance(self.x, Texts) else most
         return max(1, most // models)

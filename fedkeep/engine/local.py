@@ -26,7 +26,9 @@ from fedkeep._util.dropout import keyed
 from fedkeep._util.rng import seeded
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.plan import ClientPlan
+from fedkeep.data.texts import Texts
 from fedkeep.engine import device
+from fedkeep.engine.batch_parts import weighted_parts
 from fedkeep.engine.client_hooks import (
     at_stage,
     require_loss,
@@ -75,11 +77,12 @@ class LocalTraining:
     task: Task
     inputs: InputPipeline
     clip_norm: float | None = None
+    part_size: int | None = None  # examples of a batch whose gradient is computed at a time; None: all
     chunk: int = 1024  # examples annotated at a time; on a GPU up to eight times as many
 
     def __post_init__(self) -> None:
         if self.task.mixes_examples:
-            require_whole_batches(self.method)
+            require_whole_batches(self.method, self.part_size)
 
     # One step
 
@@ -146,7 +149,7 @@ class LocalTraining:
                         facts,
                         local,
                     )
-            losses[name], gradient, tracked = self._gradient(name, point, batch, shared, facts, local, each)
+            losses[name], gradient, tracked = self._accumulated(name, point, batch, shared, facts, local, each)
             sums = tracked or sums
             gradients[name] = self.task.accelerator.as_tensors(gradient) if changed else gradient
         grads = gradients if several else gradients["loss"]
@@ -157,16 +160,47 @@ class LocalTraining:
                 )
         return losses["loss"].detach(), grads, tree.detach(sums)
 
-    def _gradient(
+    def _accumulated(
         self, name: str, point: Tree, batch: Tree, shared: Tree, facts: Tree, local: Tree, each: Each
     ) -> tuple[Tensor, Tree, Tree]:
-        """Return every client's loss and gradient of one pass at these weights, and the sums that the pass tracks."""
+        """Return what `_gradient` does, part by part."""
+        if self.part_size is None:
+            return self._gradient(name, point, batch, shared, facts, local, each)
+        if "tracked" in local:
+            raise MethodError(
+                f"{self.method.name} adds up sums over batches, which accumulate would divide: use accumulate = 1",
+                key="accumulate",
+            )
+        sums: Tree = {}
+        axis = 0 if each is call_one else 1
+        for part, weight in weighted_parts(batch, axis, self.part_size, self.task.dtype):
+            losses, grads, _ = self._gradient(name, point, part, shared, facts, local, each, weight)
+            found = {"losses": losses.detach(), "grads": self.task.accelerator.as_tensors(grads)}
+            sums = tree.add(sums, found) if sums else found
+        return sums["losses"], sums["grads"], {}
+
+    def _gradient(
+        self,
+        name: str,
+        point: Tree,
+        batch: Tree,
+        shared: Tree,
+        facts: Tree,
+        local: Tree,
+        each: Each,
+        weight: Tensor | None = None,
+    ) -> tuple[Tensor, Tree, Tree]:
+        """Return every client's loss and gradient of one pass at these weights, and the sums that the pass tracks.
+
+        Loss and gradient are multiplied by a weight per client.
+        """
         point = tree.detach(point)
         trained = tree.map(lambda w: w.requires_grad_(), self.trained(point))
         with torch.enable_grad():
             losses, sums = each(
                 lambda w, b, f, loc: self._loss(name, w, b, shared, f, loc, each), point, batch, facts, local
             )
+            losses = losses if weight is None else losses * weight
             total = losses.sum()
         if not losses.requires_grad:
             raise MethodError(
@@ -365,6 +399,8 @@ class LocalTraining:
 
     def annotation_batch_size(self, x: Any, place: torch.device) -> int:
         """Return how many examples are annotated at a time; on a CPU the same in every runtime."""
+        if isinstance(x, Texts):
+            return min(self.chunk, x.at_a_time)
         if place.type == "cpu":
             return self.chunk
         example = sum(t[:1].numel() for t in tree.leaves(x)) * self.task.dtype.itemsize

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedkeep._util.structure import is_own, layer_names, structure_hash
+from fedkeep._util.text_form import TextForm
 from fedkeep._util.version import __version__
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
@@ -67,7 +68,7 @@ def model_fingerprint(task: Task) -> str:
 
 def fingerprints(task: Task, data: Dataset, clients: Partition) -> dict[str, str]:
     """Return checksums that recognise the criterion, data, split and model of a run."""
-    public = data.public
+    public, frozen = data.public, task.frozen
     public_arrays = (public.x, public.y, public.x_val, public.y_val) if public else ()
     arrays = (data.x_train, data.y_train, data.x_test, data.y_test, data.mean, data.std, *public_arrays)
     return {
@@ -75,6 +76,7 @@ def fingerprints(task: Task, data: Dataset, clients: Partition) -> dict[str, str
         "data": fingerprint(*(part for part in arrays if part is not None)),
         "split": fingerprint(clients.indices, clients.offsets),
         "model": model_fingerprint(task),
+        **({"base_model": fingerprint(frozen)} if frozen else {}),
     }
 
 
@@ -82,8 +84,10 @@ def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
     """Return whether a fingerprint is the one that a run recorded.
 
     A criterion is compared by its name alone where its checksum cannot be: with another version of Python, and in runs
-    that recorded only the name.
+    that recorded only the name. Earlier versions did not record the frozen weights (`base_model`).
     """
+    if key == "base_model" and key not in made_by:
+        return True
     recorded = made_by.get(key, "")
     if key != "criterion" or value == recorded or "cross_entropy" in (value, recorded):
         return bool(value == recorded)
@@ -96,13 +100,16 @@ def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]
     """Return what distinguishes two experiments with the same tables: what models and methods compute.
 
     `structure` is a hash of the model without its weights, `layers` names its layers, `test` is a hash of the test set,
-    `init` one of the initial weights. `algorithm` is a hash of the method's code, if the method is the user's own.
+    `init` one of the initial weights, `pretrained` one of the weights that were read from files. `tokenizer` is that of
+    the texts. `algorithm` is a hash of the method's code, if the method is the user's own.
     """
     model = task.module(task.init)
     return {
         "structure": structure_hash(model),
         "layers": layer_names(model),
         "init": fingerprint(task.init),
+        "pretrained": getattr(model, "pretrained", None),
         "test": fingerprint(data.x_test, data.y_test) if data is not None else None,
+        "tokenizer": data.input_shape.tokenizer if data and isinstance(data.input_shape, TextForm) else None,
         "algorithm": structure_hash(type(method)) if is_own(type(method)) else None,
     }

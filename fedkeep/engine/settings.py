@@ -32,7 +32,7 @@ SMALLEST_COHORT = {
     "krum": (2, 3),
     "multi_krum": (2, 3),
 }
-_MOST = {"rounds": 10**9, "epochs": 10**5, "threads": 1024}  # more would only exhaust memory
+_MOST = {"rounds": 10**9, "epochs": 10**5, "accumulate": 10**4, "threads": 1024}  # more would only exhaust memory
 
 
 class SettingsDict(TypedDict, total=False):
@@ -43,6 +43,7 @@ class SettingsDict(TypedDict, total=False):
     epochs: int
     batch_size: int
     drop_last: bool
+    accumulate: int
     lr: float
     momentum: float
     weight_decay: float
@@ -80,6 +81,7 @@ class Settings:
     participation: clients per round: a share (float) or a number (int).
     epochs, batch_size: of local training; drop_last: leave out a last, smaller batch of an epoch, unless it is the only
     one (the order is new in every epoch, so other examples are left out each time).
+    accumulate: parts into which a batch is divided to save memory; a step uses the sum of their gradients.
     lr: learning rate of round 1; lr_decay: its factor from round to round.
     momentum, weight_decay, optimizer ("sgd" or "adam"): of the clients; for Adam, momentum is beta1.
     clip_norm: largest norm of a local gradient.
@@ -109,6 +111,7 @@ class Settings:
     epochs: int = 5
     batch_size: int = 50
     drop_last: bool = False
+    accumulate: int = 1
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 1e-5
@@ -157,8 +160,9 @@ class Settings:
         self._set_dtype("dtype", DTYPES)
         if self.autocast is not None:
             self._set_dtype("autocast", AUTOCAST)
-        for name, low in (("rounds", 1), ("epochs", 1), ("batch_size", 1), ("eval_every", 1), ("eval_local_every", 0)):
-            require_whole(name, getattr(self, name), low, _MOST.get(name))
+        for name in ("rounds", "epochs", "batch_size", "accumulate", "eval_every"):
+            require_whole(name, getattr(self, name), 1, _MOST.get(name))
+        require_whole("eval_local_every", self.eval_local_every, 0)
         require_whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("at_once", "threads"):
             if getattr(self, name) is not None:
@@ -189,6 +193,11 @@ class Settings:
     def private(self) -> bool:
         """Whether training is differentially private."""
         return self.dp_noise is not None
+
+    @property
+    def part_size(self) -> int | None:
+        """How many examples of a batch are computed at a time; None: all of them."""
+        return None if self.accumulate == 1 else -(-self.batch_size // self.accumulate)
 
     @property
     def plain_mean(self) -> bool:

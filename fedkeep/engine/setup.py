@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import optim, tree
+from fedkeep._util.text_form import TextForm
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.plan import ClientPlan, make_plan
+from fedkeep.data.texts import Texts
 from fedkeep.engine.settings import DTYPES, Settings
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, ModelError
 from fedkeep.task import Public, Task
 
 
@@ -51,6 +53,27 @@ def make_task(
         dtype=DTYPES[settings.dtype],
         autocast=DTYPES[settings.autocast] if settings.autocast else None,
     )
+
+
+def require_fitting_texts(model: Any, x: Any) -> None:
+    """Raise if a text model was made for another tokenizer than that of these texts, or for shorter texts."""
+    form = getattr(model, "text_form", None)
+    if not isinstance(x, Texts) or not isinstance(form, TextForm):
+        return
+    if x.form.tokenizer != form.tokenizer:
+        raise ModelError(
+            f"the model was made for the tokenizer {form.tokenizer}, but the texts are tokens of {x.form.tokenizer}",
+            key="tokenizer",
+            value=x.form.tokenizer,
+            valid=[form.tokenizer],
+        )
+    if x.form.max_length > form.max_length:
+        raise ModelError(
+            f"the texts have up to {x.form.max_length} tokens, but the model has {form.max_length} positions: load the "
+            f"data with max_length = {form.max_length} or less",
+            key="max_length",
+            value=x.form.max_length,
+        )
 
 
 def make_inputs(data: Dataset | None, settings: Settings, place: torch.device) -> InputPipeline:

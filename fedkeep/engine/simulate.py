@@ -136,7 +136,8 @@ def restore_simulation(
     simulation = make_simulation(replace(federation, settings=settings), callbacks)
     for key, value in _fingerprints(simulation).items():
         if not provenance.same_fingerprint(key, value, made_by):
-            raise RunError(f"{path} was started with a different {key}", key=key, value=value, valid=[made_by[key]])
+            what = key.replace("_", " ")
+            raise RunError(f"{path} was started with a different {what}", key=key, value=value, valid=[made_by[key]])
     if simulation.ranks.size == made_by.get("ranks", 1):
         simulation.threads = made_by["threads"]
     return simulation

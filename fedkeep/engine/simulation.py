@@ -78,6 +78,7 @@ class Simulation:
         self.x, self.y, self.x_test, self.y_test = (
             tree.to(part, place) for part in (data.x_train, data.y_train, data.x_test, data.y_test)
         )
+        setup.require_fitting_texts(model, data.x_train)
         public = setup.prepare_public(data.public, self.eval_inputs, place)
         self.task = setup.make_task(model, settings, data.n_classes, len(self.clients), public, criterion, place)
         if place.type == "cuda":
@@ -85,7 +86,7 @@ class Simulation:
         sample = self.eval_inputs(tree.take(self.x, torch.zeros(2, dtype=torch.long, device=place)))
         check_forward(self.task, sample)
         self.threads = device.threads(settings, self.task)
-        self.local = LocalTraining(self.method, self.task, inputs, settings.clip_norm)
+        self.local = LocalTraining(self.method, self.task, inputs, settings.clip_norm, settings.part_size)
         server = server_hooks.init_server(self.method, self.task, settings)
         shared = server_hooks.broadcast(self.method, server)
         sent = server_hooks.broadcast_to(self.method, server, 0)

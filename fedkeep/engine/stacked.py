@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import tree
+from fedkeep.data.texts import Texts
 from fedkeep.engine.client_hooks import at_stage, require_pair, require_selection, with_own_sums
 from fedkeep.engine.gpu.graphs import Graphs
 from fedkeep.engine.gpu.images import gather
@@ -24,7 +25,7 @@ from fedkeep.engine.local import ClientJob, ClientResult, LocalTraining
 from fedkeep.engine.mapping import Each, map_clients, one_stream_each
 from fedkeep.engine.refine import refine_stack
 from fedkeep.engine.replay import Replay
-from fedkeep.engine.stacked_plan import StackedPlan
+from fedkeep.engine.stacked_plan import StackedPlan, TextWidths
 from fedkeep.method import Visit
 from fedkeep.tree import Tree
 
@@ -43,6 +44,7 @@ class Stacked:
         self.local, self.x, self.y, self.each = local, x, y, each
         self.graphs = Graphs(self._step, local.task) if y.device.type == "cuda" else None
         self._ahead: StackedPlan | None = None  # of the next cohort
+        self._texts = TextWidths(x) if isinstance(x, Texts) else None
         self.replay: Replay | None = None
         if y.device.type == "cpu" and each is map_clients:
             compute = functools.partial(local.losses_and_gradients, each=each)
@@ -70,8 +72,8 @@ class Stacked:
             self._ahead = self._plan([jobs[k] for k in _longest_first(jobs)])
 
     def _plan(self, jobs: Sequence[ClientJob]) -> StackedPlan:
-        local = self.local
-        return StackedPlan(jobs, self.y.device, may_drop=local.task.may_drop, rehearses=local.method.uses("rehearse"))
+        may_drop, rehearses = self.local.task.may_drop, self.local.method.uses("rehearse")
+        return StackedPlan(jobs, self.y.device, may_drop, rehearses, self._texts)
 
     def _train_sorted(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
         method, task = self.local.method, self.local.task
@@ -94,7 +96,8 @@ class Stacked:
                 with at_stage(method, "refine"):
                     parts = {"shared": shared, "sent": sent, "client": client, "facts": facts, "local": local}
                     each = self._each_without_kernels
-                    local = refine_stack(method, task, each, parts, plan, lambda row: self._batch(row, augment=None))
+                    gather = functools.partial(self._batch, augment=None, width=plan.widest)
+                    local = refine_stack(method, task, each, parts, plan, gather)
             local = with_own_sums(local)
             with at_stage(method, "start"):
                 if method.uses("start"):
@@ -128,12 +131,12 @@ class Stacked:
             }
         with at_stage(method, "local training"):
             if self.graphs:
-                buffers = self.graphs.run(buffers, plan.live, lr)
+                buffers = self.graphs.run(buffers, plan.live, plan.widths, lr)
             else:
                 if self.replay:
                     self.replay.expect(plan.live)
-                for s, active in enumerate(plan.live):
-                    self._step(buffers, s, active, active, lr)
+                for s, (active, width) in enumerate(zip(plan.live, plan.widths, strict=True)):
+                    self._step(buffers, s, active, active, width, lr)
         params, local, losses = buffers["params"], buffers["local"], buffers["losses"][: len(plan.live)]
         measured = self._measure(params, shared, facts, local, plan) if method.uses("measure") else {}
         with torch.no_grad(), at_stage(method, "finish"):
@@ -153,8 +156,16 @@ class Stacked:
             )
         return ClientResult(params, upload, client, losses)
 
-    def _step(self, buffers: Tree, s: int | Tensor, n_computed: int, n_certainly_live: int, lr: float | Tensor) -> None:
-        """Take step s with the first clients, in place.
+    def _step(
+        self,
+        buffers: Tree,
+        s: int | Tensor,
+        n_computed: int,
+        n_certainly_live: int,
+        width: int | None,
+        lr: float | Tensor,
+    ) -> None:
+        """Take step s with the first clients, in place; `width` is that of a batch of texts.
 
         The first `n_certainly_live` of them still train. The others, up to `n_computed`, are computed too, but those
         that finished earlier keep their weights.
@@ -163,7 +174,7 @@ class Stacked:
         if n_computed < buffers["losses"].shape[1]:
             running = tree.take(running, slice(n_computed))
         plan = tree.map(lambda t: _row(t, s, n_computed), buffers["plan"])
-        batch = {**self._batch(plan, plan["augment"]), **running["selected"]}
+        batch = {**self._batch(plan, plan["augment"], width), **running["selected"]}
         if self.local.annotates_once:
             batch["note"] = tree.take(buffers["notes"], plan["place"])
         if "dropout_key" in plan:
@@ -206,15 +217,15 @@ class Stacked:
         """The mapping for hooks that call the model outside of a step."""
         return one_stream_each if self.each is one_stream_each else map_clients
 
-    def _batch(self, plan: Tree, augment: Tree | None) -> Tree:
+    def _batch(self, plan: Tree, augment: Tree | None, width: int | None) -> Tree:
         """Gather a step's examples: x, y, mask, with leading axes [clients, B]."""
         at = plan["at"]
         drawn = tree.map(lambda t: t.reshape(-1), augment) if augment else None
-        return {"x": self._inputs(at, drawn), "y": self.y[at], "mask": plan["mask"]}
+        return {"x": self._inputs(at, drawn, width), "y": self.y[at], "mask": plan["mask"]}
 
-    def _inputs(self, at: Tensor, drawn: Tree | None = None) -> Any:
+    def _inputs(self, at: Tensor, drawn: Tree | None = None, width: int | None = None) -> Any:
         """Return the examples at these positions, [clients, n], as model inputs [clients, n, ...]."""
-        x = gather(self.x, at.reshape(-1), self.local.inputs, drawn)
+        x = gather(self.x, at.reshape(-1), self.local.inputs, drawn, width)
         return tree.map(lambda t: t.reshape(*at.shape, *t.shape[1:]), x)
 
     def _notes(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
@@ -287,7 +298,7 @@ class Stacked:
         def measured(active: int) -> Tree:
             """Measure the next batch of the first clients."""
             row = tree.map(lambda t: _row(t, counter, active), batches)
-            batch = self._batch(row, augment=None)
+            batch = self._batch(row, None, plan.widest)
             batch["position"] = (torch.arange(width, device=device) + counter * width).expand(active, width)
             return self._each_without_kernels(  # type: ignore[no-any-return]
                 lambda w, b, f, loc: self.local.measure(w, b, shared, f, loc),

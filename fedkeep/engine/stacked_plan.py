@@ -9,18 +9,41 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep.data.texts import Texts
 from fedkeep.engine.local import ClientJob
 from fedkeep.tree import Tree
+
+
+class TextWidths:
+    """The widths of batches of texts, computed on the host: a device would have to be waited for."""
+
+    def __init__(self, x: Texts) -> None:
+        self.form, self.length = x.form, x.length.cpu().numpy()
+
+    def of_steps(self, at: np.ndarray, mask: np.ndarray) -> list[int | None]:
+        """Return the width of each of S steps; `at` are the places of their examples and `mask` the real ones."""
+        longest = np.where(mask, self.length[at], 0).reshape(len(at), -1).max(1, initial=0)
+        return [self.form.width(int(one)) for one in longest]
+
+    def of_all(self, at: np.ndarray) -> int:
+        """Return the width of a batch of the examples at these places."""
+        return self.form.width(int(self.length[at].max(initial=0)))
 
 
 class StackedPlan:
     """The plans of K clients, sorted longest first, as arrays [S, K, B]; their examples one client after another.
 
     `may_drop`: with a key of each step's dropout, [S, K]. `rehearses`: with the examples rehearsed in each step.
+    `widths` are those of the steps if the examples are texts, else None; `widest` is that of all examples.
     """
 
     def __init__(
-        self, jobs: Sequence[ClientJob], device: torch.device, may_drop: bool = False, rehearses: bool = False
+        self,
+        jobs: Sequence[ClientJob],
+        device: torch.device,
+        may_drop: bool = False,
+        rehearses: bool = False,
+        texts: TextWidths | None = None,
     ) -> None:
         steps = np.array([job.plan.steps for job in jobs])
         S, K, B = int(steps[0]), len(jobs), max(job.plan.index.shape[1] for job in jobs)
@@ -44,6 +67,9 @@ class StackedPlan:
             steps_on_host["dropout_key"] = np.zeros((S, K), dtype=np.int64)
             for k, job in enumerate(jobs):
                 steps_on_host["dropout_key"][: steps[k], k] = job.plan.dropout_keys
+
+        self.widths: list[int | None] = texts.of_steps(at, mask) if texts else [None] * S
+        self.widest = texts.of_all(np.concatenate([job.examples for job in jobs])) if texts else None
 
         def put(a: np.ndarray) -> Tensor:
             t = torch.from_numpy(a)

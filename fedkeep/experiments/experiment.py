@@ -131,7 +131,14 @@ class Experiment(BaseModel):
     def _data(cls, table: dict[str, Any]) -> dict[str, Any]:
         _require_name("data", table)
         own = [name for name in inspect.signature(load).parameters if name != "options"]
-        _require_known("data", table, [*own, *(f.name for f in fields(Options) if f.name != "tokenizer")])
+        _require_known("data", table, [*own, *(f.name for f in fields(Options))])
+        if not isinstance(table.get("tokenizer", ""), str):
+            raise ConfigError(
+                f"data.tokenizer must be a text, not {format_value(table['tokenizer'])}: a function can be given in "
+                "Python only",
+                key="data.tokenizer",
+                value=table["tokenizer"],
+            )
         for name, bounds in BOUNDS.items():
             if table.get(name) is not None:
                 require_number(f"data.{name}", table[name], **bounds, error=ConfigError)

@@ -139,7 +139,7 @@ class Node:
             log.warning("client %d has lost its state of round %d and gets a new one", request.client, request.state)
         n, hold_out = len(examples.y), method.hold_out()
         plan = setup.client_plan(settings, request.round, request.client, n, examples.image, hold_out)
-        local = LocalTraining(method, task, examples.inputs, settings.clip_norm)
+        local = LocalTraining(method, task, examples.inputs, settings.clip_norm, settings.part_size)
         with device.numerics(settings, task.device, device.threads(settings, task)):
             client = tree.to(client, task.device)
             return local.train_one(shared, client, examples.x, examples.y, plan, request.lr, sent), lost_state
@@ -311,11 +311,12 @@ def _require_same_task(task: Task, examples: Examples, request: TrainRequest) ->
     """Raise unless this node's model and labels fit the federation's."""
     if (own := messages.constants_hash(task)) != request.constants:
         raise ModelError(
-            f"this node's model has other frozen weights or buffers (hash {own}) than the server's "
+            f"this node's model has other frozen weights, buffers or another tokenizer (hash {own}) than the server's "
             f"({request.constants}): build both with the same model_fn, torch version and files",
             key="model_fn",
             value=own,
         )
+    setup.require_fitting_texts(task.train_module, examples.x)
     label = int(examples.y.max())
     if label >= request.n_classes:
         raise DataError(

@@ -167,6 +167,7 @@ def build_server(
     task = setup.make_task(model, settings, classes, num_clients, public, criterion, target)
     test = (tree.to(data.x_test, target), data.y_test.to(target)) if data else None
     if test is not None:
+        setup.require_fitting_texts(model, test[0])
         check_forward(task, inputs(tree.take(test[0], torch.zeros(2, dtype=torch.long, device=target))))
     history = History(method.name, {**asdict(settings), "engine": "flower"}, build=task.module)
     federation = FederationServer(

@@ -18,6 +18,7 @@ from torch import nn
 from fedkeep import methods
 from fedkeep._util.rng import seeded
 from fedkeep._util.text import one_line
+from fedkeep._util.text_form import TextForm
 from fedkeep._util.validate import require_choice, require_number, require_whole
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError
@@ -30,11 +31,11 @@ QUERY = "fedkeep"  # the query that a node answers with its client id
 SENT = "sent"  # the entry of a message's tree with what goes to one client alone
 
 CLIENT_SETTINGS = (
-    "epochs", "batch_size", "drop_last", "momentum", "weight_decay", "optimizer", "clip_norm", "augment", "seed",
-    "dtype", "autocast", "tf32", "deterministic", "threads",
+    "epochs", "batch_size", "drop_last", "accumulate", "momentum", "weight_decay", "optimizer", "clip_norm", "augment",
+    "seed", "dtype", "autocast", "tf32", "deterministic", "threads",
 )  # fmt: skip
 
-_ADDED_SETTINGS = {"drop_last": False}  # after version 1, with their defaults
+_ADDED_SETTINGS = {"drop_last": False, "accumulate": 1}  # after version 1, with their defaults
 _ADDED_AUGMENT = {"padding": "zeros"}
 
 LARGEST = 2**31 - 1
@@ -205,6 +206,10 @@ def build_model(model_fn: Callable[[], Any], seed: int) -> nn.Module:
 
 
 def constants_hash(task: Task) -> str:
-    """Return a hash of the model's frozen parameters and buffers, which are never sent."""
-    state = task.module(task.init).state_dict()
-    return fingerprint({name: value.float() for name, value in state.items() if name not in task.init})
+    """Return a hash of the model's frozen parameters and buffers, which are never sent, and of its tokenizer."""
+    model = task.module(task.init)
+    constants = {name: value.float() for name, value in model.state_dict().items() if name not in task.init}
+    form = getattr(model, "text_form", None)
+    if isinstance(form, TextForm):
+        constants["tokenizer"] = torch.tensor(list(form.tokenizer.encode()))
+    return fingerprint(constants)

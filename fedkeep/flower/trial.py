@@ -82,7 +82,7 @@ class Trial:
             with device.numerics(settings, task.device, federation.threads):
                 shared, sent = server_hooks.broadcast(method, server), server_hooks.broadcast_to(method, server, 0)
                 client = method.init_client(task, shared["params"])
-                local = LocalTraining(method, task, federation.inputs, settings.clip_norm)
+                local = LocalTraining(method, task, federation.inputs, settings.clip_norm, settings.part_size)
                 trained = local.train_one(shared, client, tree.take(x, at), y[at], plan, settings.lr_in(number), sent)
             upload = tree.to(trained.upload, "cpu")
             expected = ExpectedUpload.of(federation, server, number, self.limits)

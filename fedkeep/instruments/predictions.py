@@ -30,7 +30,7 @@ def regions(trial: NextRound, options: Options) -> Result:
     some of each client's examples, as [x, y, class].
     """
     s = trial.simulation
-    if tuple(s.data.input_shape) != (2,):
+    if s.data.input_shape != (2,):
         return {"models": [], "classes": []}
     low, high = s.x.amin(0), s.x.amax(0)
     axes = [torch.linspace(float(a), float(b), options.steps) for a, b in zip(low, high, strict=True)]

@@ -68,9 +68,8 @@ class FedKA(FedAvg):
         def choose(shared: Tensor, own: Tensor) -> Tensor:
             return torch.where(missing.reshape(-1, *[1] * (own.ndim - 1)), shared[slot], own[slot])
 
-        anchor = tree.map(choose, visit.shared["S"], selected["x"])
-        both = tree.map(lambda *ts: torch.cat(ts), batch["x"], anchor)
-        z = task.apply(params, both, train=True, batch=len(y))
+        x, S, own = tree.align(batch["x"], visit.shared["S"], selected["x"])
+        z = task.apply(params, tree.cat([x, tree.map(choose, S, own)]), train=True, batch=len(y))
         gaps = anchor_gap(z[len(y) :], choose(local["z_g"], selected["note"]["z_g"]), local["channels"], self.reduce)
         penalty: Tensor = (weight * gaps).sum() / weight.sum().clamp(min=1)
         return masked_mean(task.criterion(z[: len(y)], y), batch["mask"]) + self.beta * penalty

@@ -10,19 +10,26 @@ import torch
 
 from fedkeep._util.rng import seeded
 from fedkeep._util.text import did_you_mean, format_value, one_line
+from fedkeep._util.text_form import TextForm
 from fedkeep._util.validate import require_choice
 from fedkeep.errors import ModelError
+from fedkeep.models.lora import add_lora, merge_lora
 from fedkeep.models.networks import Network, cnn_fedka, cnn_fedntd, cnn_fedssd, mlp
 from fedkeep.models.norm import to_group_norm
+from fedkeep.models.pretrained import transformer
 from fedkeep.models.resnet import resnet8, resnet10, resnet18, resnet50, resnet56
+from fedkeep.models.text import bag, small_transformer
 
 __all__ = [
     "REGISTRY",
     "Network",
+    "add_lora",
+    "bag",
     "build",
     "cnn_fedka",
     "cnn_fedntd",
     "cnn_fedssd",
+    "merge_lora",
     "mlp",
     "options",
     "resnet8",
@@ -30,7 +37,9 @@ __all__ = [
     "resnet18",
     "resnet50",
     "resnet56",
+    "small_transformer",
     "to_group_norm",
+    "transformer",
 ]
 
 REGISTRY: dict[str, Callable[..., Network]] = {
@@ -43,12 +52,16 @@ REGISTRY: dict[str, Callable[..., Network]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
     "resnet56": resnet56,
+    "bag": bag,
+    "small_transformer": small_transformer,
+    "transformer": transformer,
 }
+TEXT_MODELS = ("bag", "small_transformer", "transformer")
 
 
 def build(
     name: str,
-    input_shape: Sequence[int],
+    input_shape: Sequence[int] | TextForm,
     n_classes: int,
     seed: int = 0,
     projection: int | None = None,
@@ -65,6 +78,10 @@ def build(
     torch.Size([2, 256])
     """
     valid = options(name)
+    if isinstance(input_shape, TextForm) and name not in TEXT_MODELS:
+        raise ModelError(
+            f"{name} does not take texts (valid: {', '.join(TEXT_MODELS)})", key="name", value=name, valid=TEXT_MODELS
+        )
     for option in others:
         if option not in valid:
             raise ModelError(

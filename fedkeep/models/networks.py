@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedkeep._util.text import format_value
+from fedkeep._util.text_form import TextForm
 from fedkeep._util.validate import require_choice, require_whole
 from fedkeep.errors import ModelError
 from fedkeep.models.etf import etf_classifier
@@ -26,6 +27,9 @@ class Network(nn.Module):
     is never trained (fedkeep.models.etf). `last_stage` names the parts of the body that compute its last feature maps,
     in order.
     """
+
+    text_form: TextForm | None = None  # of the longest texts that a text model takes
+    pretrained: str | None = None  # a hash of the weights that were read from files
 
     def __init__(
         self,

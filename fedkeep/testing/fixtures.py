@@ -25,12 +25,13 @@ class SurplusClients:
     def __init__(self, engine: Stacked) -> None:
         self.engine = engine
 
-    def run(self, buffers: Tree, live: Iterable[int], lr: float) -> Tree:
+    def run(self, buffers: Tree, live: Iterable[int], widths: Iterable[int | None], lr: float) -> Tree:
         """Take one step for every entry of `live`, in place."""
         sizes = graph_sizes(len(tree.leaves(buffers["params"])[0]))
-        for s, number in enumerate(live):
+        for s, (number, width) in enumerate(zip(live, widths, strict=True)):
             computed = min(size for size in sizes if size >= number)
-            self.engine._step(buffers, torch.tensor([s]), computed, 0 if number < computed else computed, lr)
+            certain = computed if number == computed else 0
+            self.engine._step(buffers, torch.tensor([s]), computed, certain, width, lr)
         return buffers
 
 

@@ -37,6 +37,19 @@ def _csv_text() -> bytes:
     return "\n".join([",".join(table), *(",".join(map(str, row)) for row in rows)]).encode()
 
 
+def _notes() -> list[dict[str, Any]]:
+    return [{"note": f"word {i}, \u00e9t\u00e9 {'again ' * i}", "label": "ab"[i % 2]} for i in range(12)]
+
+
+def _notes_csv() -> bytes:
+    rows = (f'"{row["note"]}",{row["label"]}' for row in _notes())
+    return "\n".join(["note,label", *rows]).encode()
+
+
+def _notes_jsonl() -> bytes:
+    return "\n".join(map(json.dumps, _notes())).encode()
+
+
 def _parquet(table: Any) -> bytes:
     out = io.BytesIO()
     pq.write_table(pa.table(table), out)
@@ -95,6 +108,8 @@ SOURCES: dict[str, Callable[[], tuple[Files, dict[str, Any]]]] = {
     "t.parquet": lambda: ({"t.parquet": _parquet(_table())}, TABLE),
     "u.parquet": lambda: ({"u.parquet": _parquet(_table())}, {}),
     "tables": lambda: ({f"{p}.parquet": _parquet(_table()) for p in ("train-0", "train-1", "test")}, TABLE),
+    "notes.csv": lambda: ({"notes.csv": _notes_csv()}, {"text": "note", "max_length": 9}),
+    "notes.jsonl": lambda: ({"notes.jsonl": _notes_jsonl()}, {"x": "note", "tokenizer": "words:50"}),
     "pictures": lambda: (_pictures(), {}),
     "resized": lambda: (_pictures(), {"size": (4, 4)}),
     "idx": lambda: (_mnist(bytes, ""), {}),

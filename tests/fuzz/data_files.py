@@ -23,6 +23,7 @@ from PIL import Image
 
 from fedkeep import tree
 from fedkeep.data import Dataset, load, partition
+from fedkeep.data.texts import Texts
 from fedkeep.errors import FedkeepError
 from fuzz._data_sources import SOURCES, picture
 
@@ -75,6 +76,10 @@ def require_sound(data: Dataset) -> None:
         assert 0 <= int(y.min()) <= int(y.max()) < data.n_classes
         for leaf in tree.leaves(x):
             assert len(leaf) == len(y)
+            if isinstance(leaf, Texts):
+                assert 0 <= int(leaf.tokens.min()) <= int(leaf.tokens.max()) < leaf.form.vocabulary
+                assert 0 < int(leaf.length.min()) <= int(leaf.length.max()) <= leaf.form.max_length
+                continue
             assert not leaf.is_floating_point() or bool(torch.isfinite(leaf).all())
     if data.ids is not None:
         assert sum(len(own) for own in partition.by_id(data.ids)) == len(data.y_train)

@@ -46,8 +46,9 @@ VALUES: list[Callable[[], Any]] = [
     lambda: np.float32(0.5),
 ]  # fmt: skip
 OPTIONS = (
-    "size", "x", "y", "ids", "tokenizer", "splits", "test", "first_label", "merge_validation", "test_writers",
-    "max_gb", "root", "public", "public_ids", "public_alpha", "public_only", "min_per_id", "validation", "seed",
+    "size", "x", "y", "ids", "text", "label", "classes", "max_length", "tokenizer", "splits", "test", "first_label",
+    "merge_validation", "test_writers", "max_gb", "root", "public", "public_ids", "public_alpha", "public_only",
+    "min_per_id", "validation", "seed",
     "n_classes", "mean", "std", "unknown",
 )  # fmt: skip
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "n_classes", "mean", "std", "ids", "test_ids")

@@ -19,7 +19,7 @@ from fedkeep.errors import DataError
 
 __all__ = ["load"]
 
-_FILES = (".npz", ".parquet", ".csv", ".csv.gz")
+_FILES = (".npz", *tables.SUFFIXES)
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 
 Source = str | Path | Sequence[Any] | Mapping[str, Any]
@@ -47,8 +47,8 @@ def load(
 
     `source` is one of
 
-    - a name: digits, squares, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist
-    - an .npz, .parquet or .csv file, or a pair (or dict) of tables to train and to test on
+    - a name: digits, squares, wards, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist, sst5, ag_news
+    - an .npz, .parquet, .csv or .jsonl file, or a pair (or dict) of tables to train and to test on
     - a folder: IDX files, CIFAR binary batches, images by class, tables
     - "hf:NAME" for a Hugging Face data set
     - "generated:NAME" for random data of the size of a named data set
@@ -65,8 +65,8 @@ def load(
     hyperparameters can be chosen without it.
 
     `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
-    other options control reading: size, x, y, ids, tokenizer, splits, test, first_label, merge_validation,
-    test_writers, max_gb.
+    other options control reading: size, x, y, text, label, classes, ids, tokenizer, max_length, splits, test,
+    first_label, merge_validation, test_writers, max_gb.
 
     >>> data = load("digits", public=0.1)
     >>> data.n_classes, len(data.y_train) + len(data.public.y) + len(data.public.y_val), len(data.y_test)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from fedkeep._util.text import did_you_mean, list_some
 from fedkeep.data.convert import to_objects
+from fedkeep.data.sources import text_columns
 from fedkeep.data.sources.common import Options, path_inside, require_package
 from fedkeep.data.sources.images import decode
 from fedkeep.errors import DataError
@@ -52,8 +52,9 @@ def choose(schema: Any, options: Options, where: str) -> Chosen:
         raise DataError(
             f"{where}: name the column of the classes with y= (columns: {list_some(names)})", key="y", valid=names
         )
-    if options.x is not None:
-        x = (options.x,) if isinstance(options.x, str) else tuple(options.x)
+    given = options.x if options.text is None else options.text
+    if given is not None:
+        x = (given,) if isinstance(given, str) else tuple(given)
     else:
         x = _usual_x(schema, {y, options.ids}, where)
     chosen = Chosen(x, y, options.ids)
@@ -102,7 +103,7 @@ def labels(table: Table, name: str) -> np.ndarray:
     column, pa = _column(table, name), require_package("pyarrow", "reading tables")
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int64())
-    if not (_is_text(column.type) or _is_number(column.type)):
+    if not (is_text(column.type) or _is_number(column.type)):
         raise DataError(
             f"{table.name}: the column {name!r} must hold classes, as whole numbers or text, not {column.type}",
             key="y",
@@ -123,6 +124,9 @@ def id_column(table: Table, name: str) -> np.ndarray:
 def inputs(table: Table, chosen: Chosen, options: Options, like: Any = None) -> Any:
     """Return the examples: decoded images, tokenised text, lists of numbers, or one number per column."""
     by_name = {name: _column(table, name) for name in chosen.x}
+    if options.text is not None:
+        joined = text_columns.join_columns(table, by_name, is_text)
+        return text_columns.tokenise(table.name, ", ".join(chosen.x), joined, options)
     if all(_is_number(column.type) for column in by_name.values()):
         return _stack_columns(by_name, options.size, table.name)
     if len(by_name) > 1:
@@ -141,8 +145,8 @@ def _one_column(table: Table, name: str, column: Any, options: Options, like: An
         rows = ((f"{table.name}, row {i}", io.BytesIO(value.as_py())) for i, value in enumerate(column))
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
         return decode(rows, len(column), options, shape)
-    if _is_text(kind):
-        return _tokenise(table, name, column, options)
+    if is_text(kind):
+        return text_columns.tokenise(table.name, name, column.to_pylist(), options)
     if _is_number(kind):
         return column.to_numpy()
     return _stack_lists(table, name, column, options.size)
@@ -163,24 +167,6 @@ def _image_structs(table: Table, name: str, column: Any) -> Iterator[tuple[str, 
             raise DataError(
                 f"{table.name}, row {row}: the column {name!r} has neither bytes nor a path", key=table.name, value=name
             )
-
-
-def _tokenise(table: Table, name: str, column: Any, options: Options) -> Any:
-    if options.tokenizer is None:
-        raise DataError(
-            f"{table.name}: the column {name!r} holds text, which needs tokenizer=, a function from a list of str to a "
-            "tensor or a dict of tensors",
-            key="tokenizer",
-        )
-    tokens = options.tokenizer(column.to_pylist())
-    if isinstance(tokens, Mapping):
-        return {str(key): value if isinstance(value, Tensor) else np.asarray(value) for key, value in tokens.items()}
-    if not isinstance(tokens, Tensor | np.ndarray):
-        kind = type(tokens).__name__
-        raise DataError(
-            f"the tokenizer must return a tensor or a dict of tensors, not {kind}", key="tokenizer", value=kind
-        )
-    return tokens
 
 
 def _stack_columns(by_name: Mapping[str, Any], size: tuple[int, int] | None, where: str) -> np.ndarray:
@@ -274,10 +260,11 @@ def _is_image(kind: Any) -> bool:
     data, path = fields.get("bytes"), fields.get("path")
     if data is None or not (types.is_binary(data) or types.is_large_binary(data) or types.is_null(data)):
         return False
-    return path is None or _is_text(path) or bool(types.is_null(path))
+    return path is None or is_text(path) or bool(types.is_null(path))
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Return whether a column of this type holds text."""
     types = require_package("pyarrow", "reading tables").types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 

@@ -15,6 +15,7 @@ import numpy as np
 from fedkeep import tree
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean, one_line
+from fedkeep._util.text_form import LONGEST
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data.seeds import share_of_each_class
 from fedkeep.errors import DataError, FedkeepError
@@ -33,8 +34,12 @@ class Options:
     size: tuple[int, int] | None = None  # (height, width): images are resized to it, flat pixels reshaped to it
     x: str | Sequence[str] | None = None  # the column or columns of the examples
     y: str | None = None  # the column of the classes; for CIFAR-100, "fine_label" or "coarse_label"
+    classes: Sequence[str] | None = None  # the labels of class 0, class 1, ..., if they are text
     ids: str | None = None  # the column with the owner of each example
-    tokenizer: Callable[[list[str]], Any] | None = None  # maps texts to a tensor or a dict of tensors
+    text: str | Sequence[str] | None = None  # the column of the texts, or several, joined by spaces
+    label: str | None = None  # another name for y
+    tokenizer: Any = None  # "words", a folder or a name on the hub; or maps texts to a tensor or a dict of tensors
+    max_length: int | None = None  # tokens of a text; what is longer is cut
     splits: Sequence[str] | None = None  # the splits of a Hugging Face data set to train on and to test on
     test: float | None = None  # the fraction to hold out for testing, if the source has no test set
     first_label: int | None = None  # the label of class 0 in the source
@@ -57,6 +62,11 @@ class Options:
         options = {name: value for name, value in options.items() if value is not None}
         if size := options.get("size"):
             options["size"] = (int(size[0]), int(size[1]))
+        for name, same in (("label", "y"), ("text", "x")):
+            if name in options and same in options:
+                raise DataError(f"{name} and {same} name the same: give one of them", key=name, value=options[name])
+        if "label" in options:
+            options["y"] = options.pop("label")
         return cls(**options)
 
     def require_memory(self, n_bytes: float, where: object) -> None:
@@ -184,14 +194,26 @@ def _require_kind(name: str, value: Any) -> None:
         "size": (_is_size, f"(height, width) in pixels, at most {MAX_PIXELS:,} of them"),
         "x": (_is_names, "a column or a list of columns"),
         "y": (_is_name, "a column"),
+        "text": (_is_names, "a column or a list of columns"),
+        "label": (_is_name, "a column"),
+        "classes": (
+            lambda given: _is_names(given) and not isinstance(given, str) and 2 <= len(set(given)) == len(given),
+            "a list of two or more different labels",
+        ),
         "ids": (_is_name, "a column"),
-        "tokenizer": (callable, "a function from a list of str to a tensor or a dict of tensors"),
+        "tokenizer": (
+            lambda given: callable(given) or (isinstance(given, str | Path) and str(given) != ""),
+            '"words", the folder or the name of a model, or a function from a list of str to a tensor or a dict of '
+            "tensors",
+        ),
         "splits": (_is_names, "the name of a split, or two names"),
         "merge_validation": (lambda given: isinstance(given, bool), "True or False"),
         "test_writers": (lambda given: isinstance(given, bool), "True or False"),
     }
     if name == "test":
         require_number(name, value, above=0, below=1, error=DataError)
+    elif name == "max_length":
+        require_whole(name, value, low=1, high=LONGEST, error=DataError)
     elif name == "max_gb":
         require_number(name, value, above=0, error=DataError)
     elif name == "first_label":

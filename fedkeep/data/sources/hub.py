@@ -19,7 +19,7 @@ _TEST = ("test", "validation", "valid", "val", "dev")
 def read(name: str, options: Options) -> Raw:
     """Read the data set `OWNER/NAME` or `NAME`, either with `/CONFIG` after it."""
     source = f"{PREFIX}{name}"
-    options.reject_except(source, "x", "y", "ids", "size", "tokenizer", "splits", "test", "first_label")
+    options.reject_except(source, *tables.OPTIONS, "splits", "test", "first_label")
     loaded = _load_dataset(name, source)
     splits = loaded if hasattr(loaded, "keys") else {"train": loaded}
     train, test = _choose_splits(list(splits), options, source)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.data.sources import arrays, cifar, femnist, idx, images
+from fedkeep.data.sources import arrays, cifar, femnist, idx, images, text_sets, wards
 from fedkeep.data.sources.common import Missing, Options, Part, Raw, path_inside, to_path
 from fedkeep.errors import DataError
 
@@ -122,8 +122,10 @@ NAMED = {
         femnist.N_CLASSES,
         "hf download flwrlabs/femnist --repo-type dataset --local-dir {0}",
     ),
+    "sst5": Named(text_sets.read_sst5, 5, "hf download SetFit/sst5 --repo-type dataset --local-dir {0}"),
+    "ag_news": Named(text_sets.read_ag_news, 4, "hf download fancyzhx/ag_news --repo-type dataset --local-dir {0}"),
 }
-READY = {"digits": arrays.read_digits, "squares": arrays.read_squares}  # without files
+READY = {"digits": arrays.read_digits, "squares": arrays.read_squares, "wards": wards.read_wards}  # without files
 NAMES = (*READY, *NAMED)
 
 

@@ -1,10 +1,11 @@
-"""Tables: parquet and csv files, with columns for examples, classes and ids."""
+"""Tables: parquet, csv and JSON Lines files, with columns for examples, classes and ids."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_pac
 from fedkeep.data.sources.images import same_channels
 from fedkeep.errors import DataError
 
-SUFFIXES = (".parquet", ".csv", ".csv.gz")
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl")
+OPTIONS = ("x", "y", "classes", "text", "ids", "size", "tokenizer", "max_length")
 _TEST_PREFIXES = ("test", "val", "dev")
 _SHARD = re.compile(r"[a-z]+[-_.]?\d+", re.IGNORECASE)
 
@@ -48,16 +50,22 @@ def recognises(path: Path) -> bool:
 
 def read_folder(path: Path, options: Options) -> Raw:
     """Read the tables of a folder whose names begin with train, and with test, val or dev; shards are joined."""
+    train, test = find_files(path)
+    return read_files(train, test, options, path.name)
+
+
+def find_files(path: Path) -> tuple[list[Path], list[Path] | None]:
+    """Return the tables of a folder to train on, whose names begin with train, and those to test on, if any."""
     tests = (_list_shards(path, prefix) for prefix in _TEST_PREFIXES)
-    return read_files(_list_shards(path, "train"), next((paths for paths in tests if paths), None), options, path.name)
+    return _list_shards(path, "train"), next((paths for paths in tests if paths), None)
 
 
 def read_files(train: Sequence[Path], test: Sequence[Path] | None, options: Options, name: str | None = None) -> Raw:
     """Read the training and the test table, each from one or several files."""
-    options.reject_except("a table", "x", "y", "ids", "size", "tokenizer", "test", "first_label")
-    table = _read(train, options)
+    options.reject_except("a table", *OPTIONS, "test", "first_label")
+    table = read(train, options)
     fixed = _fix_columns(table, options)  # the test table uses the columns chosen for training
-    test_table = None if test is None else _read(test, fixed)
+    test_table = None if test is None else read(test, fixed)
     return from_tables(table, test_table, fixed, name or train[0].name.partition(".")[0])
 
 
@@ -71,8 +79,14 @@ def from_tables(train: Table, test: Table | None, options: Options, name: str) -
     chosen = columns.choose(train.arrow.schema, options, train.name)
     if test is not None:
         columns.require_columns(test.arrow.schema, chosen, test.name)
-    classes = _declared_classes(train.arrow.schema, chosen.y)
+    classes = list(options.classes or _declared_classes(train.arrow.schema, chosen.y))
     y = columns.labels(train, chosen.y)
+    if options.classes and y.dtype.kind not in "UO":
+        raise DataError(
+            f"{train.name}: classes names labels that are text, but the column {chosen.y!r} holds numbers",
+            key="classes",
+            value=chosen.y,
+        )
     y_test = None if test is None else columns.labels(test, chosen.y)
     if y.dtype.kind in "UO":
         classes = classes or np.unique(y).tolist()
@@ -116,9 +130,10 @@ def _fix_columns(table: Table, options: Options) -> Options:
     return replace(options, x=chosen.x, y=chosen.y)
 
 
-def _read(paths: Sequence[Path], options: Options) -> Table:
+def read(paths: Sequence[Path], options: Options, names: Sequence[str] = ()) -> Table:
+    """Read a table, from one or several files; `names` are those of the columns of csv files without header."""
     arrow = require_package("pyarrow", "reading parquet and csv files")
-    tables = [_read_one(path, options) for path in paths]
+    tables = [_read_one(path, options, names) for path in paths]
     if len({tuple(table.schema.names) for table in tables}) > 1:
         raise DataError(
             f"{list_some([str(p) for p in paths])} have different columns, so they are not shards of one table",
@@ -134,7 +149,25 @@ def _read(paths: Sequence[Path], options: Options) -> Table:
     return Table(whole, str(paths[0]), paths[0].parent)
 
 
-def _read_one(path: Path, options: Options) -> Any:
+def header(path: Path) -> list[str]:
+    """Return the first line of a csv file, packed or not, as its cells; at most 1,000 bytes of it are read."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if path.name.lower().endswith(".gz"):
+        try:
+            start = zlib.decompressobj(wbits=31).decompress(start, 1000)
+        except zlib.error:  # whoever reads the whole file says so
+            return [""]
+    line = start[:1000].partition(b"\n")[0].decode(errors="replace")
+    return [cell.strip().strip('"') for cell in line.split(",")]
+
+
+def from_columns(columns: Mapping[str, Any], name: str) -> Table:
+    """Return a table of columns in memory."""
+    return Table(require_package("pyarrow", "reading tables").table(dict(columns)), name)
+
+
+def _read_one(path: Path, options: Options, names: Sequence[str] = ()) -> Any:
     if not path.is_file():
         raise Missing(f"there is no file {path}", key=str(path))
     if not is_table(path):
@@ -142,14 +175,20 @@ def _read_one(path: Path, options: Options) -> Any:
             f"{path} is not a table (valid: {', '.join(SUFFIXES)})", key=str(path), value=path.suffix, valid=SUFFIXES
         )
     try:
-        table = _read_parquet(path, options) if path.suffix.lower() == ".parquet" else _read_csv(path, options)
+        table = _read_kind(path, options, names)
         table.validate(full=True)  # otherwise damaged text would raise an error only where it is used
         return table
     except DataError:
         raise
     except Exception as error:  # Arrow's errors have no base class in common with those of the file system
-        kind = "parquet" if path.suffix.lower() == ".parquet" else "csv"
+        kind = {".parquet": "parquet", ".jsonl": "JSON Lines"}.get(path.suffix.lower(), "csv")
         raise DataError(f"{path} cannot be read as {kind}: {one_line(error)}", key=str(path)) from error
+
+
+def _read_kind(path: Path, options: Options, names: Sequence[str]) -> Any:
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path, options)
+    return _read_jsonl(path, options) if path.suffix.lower() == ".jsonl" else _read_csv(path, options, names)
 
 
 def _read_parquet(path: Path, options: Options) -> Any:
@@ -167,15 +206,29 @@ def _read_parquet(path: Path, options: Options) -> Any:
         return table.replace_schema_metadata(schema.metadata)
 
 
-def _read_csv(path: Path, options: Options) -> Any:
+def _read_csv(path: Path, options: Options, names: Sequence[str] = ()) -> Any:
+    """Read a csv file; `names` are those of the columns if the file has no header."""
     csv = require_package("pyarrow.csv", "reading csv files")
     options.require_memory(path.stat().st_size, path)
     with path.open("rb") as file, ExitStack() as stack:
         packed = path.name.lower().endswith(".gz")
         source = stack.enter_context(_LimitedGzip(file, options, path)) if packed else file
-        table = csv.read_csv(source, parse_options=csv.ParseOptions(newlines_in_values=True))
+        table = csv.read_csv(
+            source, csv.ReadOptions(column_names=list(names)), csv.ParseOptions(newlines_in_values=True)
+        )
     options.require_memory(table.nbytes, path)
     return table.rename_columns(list(table.schema.names))  # raises an error here if the header is not text
+
+
+def _read_jsonl(path: Path, options: Options) -> Any:
+    """Read one JSON object per line."""
+    json_reader = require_package("pyarrow.json", "reading JSON Lines files")
+    size = path.stat().st_size
+    options.require_memory(size, path)
+    one_block = json_reader.ReadOptions(block_size=min(max(size + 1, 2**20), 2**31 - 1))  # a line may be long
+    table = json_reader.read_json(path, one_block)
+    options.require_memory(table.nbytes, path)
+    return table
 
 
 class _LimitedGzip(gzip.GzipFile):

@@ -30,9 +30,10 @@ _MAX_COHORT_SIZES = 4  # buffers stay allocated for this many numbers of clients
 class Graphs:
     """Runs the steps of stacked training from captured graphs.
 
-    `step(buffers, s, n_computed, n_certainly_live, lr)` computes step s for the first `n_computed` clients, in place.
-    Clients from `n_certainly_live` on may have finished, and the step leaves those that have unchanged. Graphs are
-    captured for a few numbers of clients only (`graph_sizes`), so a step may compute more clients than still train.
+    `step(buffers, s, n_computed, n_certainly_live, width, lr)` computes step s for the first `n_computed` clients, in
+    place. Clients from `n_certainly_live` on may have finished, and the step leaves those that have unchanged. `width`
+    is that of a batch of texts, of which there are few, or None. Graphs are captured for a few numbers of clients only
+    (`graph_sizes`), so a step may compute more clients than still train.
     """
 
     def __init__(self, step: Callable[..., None], task: Task) -> None:
@@ -40,10 +41,10 @@ class Graphs:
         self.static: dict[int, _StaticBuffers] = {}  # by the number of clients, the most recently used last
         self.works = True
 
-    def run(self, buffers: Tree, live: Sequence[int], lr: float) -> Tree:
+    def run(self, buffers: Tree, live: Sequence[int], widths: Sequence[int | None], lr: float) -> Tree:
         """Take one step per entry of `live`, the number of clients still training; return the trained buffers."""
         if not self.works:
-            return self._run_without_graphs(buffers, live, lr)
+            return self._run_without_graphs(buffers, live, widths, lr)
         n_clients = len(tree.leaves(buffers["params"])[0])
         static = self.static.pop(n_clients, None)
         if static is None or not static.fits(buffers):
@@ -53,32 +54,34 @@ class Graphs:
             del self.static[next(iter(self.static))]
         static.load(buffers, lr)
         sizes = graph_sizes(n_clients)
-        for n_live in live:
+        for n_live, width in zip(live, widths, strict=True):
             n_computed = min(size for size in sizes if size >= n_live)
             smaller = max([size for size in sizes if size < n_computed], default=0)
             n_certainly_live = n_computed if n_live == n_computed else smaller
-            graph = static.graphs.get((n_computed, n_certainly_live))
+            graph = static.graphs.get((n_computed, n_certainly_live, width))
             if graph is None:
-                graph = self._capture(static, n_computed, n_certainly_live)
+                graph = self._capture(static, n_computed, n_certainly_live, width)
                 if graph is None:
-                    return self._run_without_graphs(buffers, live, lr)
-                static.graphs[n_computed, n_certainly_live] = graph
+                    return self._run_without_graphs(buffers, live, widths, lr)
+                static.graphs[n_computed, n_certainly_live, width] = graph
             graph.replay()
         return static.buffers
 
-    def _run_without_graphs(self, buffers: Tree, live: Sequence[int], lr: float) -> Tree:
-        for s, n_live in enumerate(live):
-            self.step(buffers, s, n_live, n_live, lr)
+    def _run_without_graphs(self, buffers: Tree, live: Sequence[int], widths: Sequence[int | None], lr: float) -> Tree:
+        for s, (n_live, width) in enumerate(zip(live, widths, strict=True)):
+            self.step(buffers, s, n_live, n_live, width, lr)
         return buffers
 
-    def _capture(self, static: _StaticBuffers, n_computed: int, n_certainly_live: int) -> torch.cuda.CUDAGraph | None:
+    def _capture(
+        self, static: _StaticBuffers, n_computed: int, n_certainly_live: int, width: int | None
+    ) -> torch.cuda.CUDAGraph | None:
         """Capture one step; return None where that fails.
 
         Capturing needs a few warm-up steps before it. The values that they change are restored.
         """
 
         def step() -> None:
-            self.step(static.buffers, static.s, n_computed, n_certainly_live, static.lr)
+            self.step(static.buffers, static.s, n_computed, n_certainly_live, width, static.lr)
             static.s += 1
 
         changed = {"s": static.s, "tracked": static.buffers["local"].get("tracked", {})}
@@ -145,7 +148,8 @@ class _StaticBuffers:
             part: tree.map(_padded_buffer if part in _VARIABLE_LENGTH else torch.clone, inside)
             for part, inside in buffers.items()
         }
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by (n_computed, n_certainly_live)
+        # by (n_computed, n_certainly_live, width)
+        self.graphs: dict[tuple[int, int, int | None], torch.cuda.CUDAGraph] = {}
         self.pool: Any = None  # memory pool that these graphs share; torch rejects a pool whose graphs are all deleted
         self.s = torch.zeros(1, dtype=torch.int64, device=task.device)
         self.lr = torch.zeros((), dtype=torch.promote_types(task.dtype, torch.float32), device=task.device)

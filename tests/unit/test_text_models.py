@@ -1,0 +1,250 @@
+"""Text models and LoRA adapters: what they compute, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.errors import raises
+from support.texts import make_text_data, write_tiny_bert
+from torch import nn
+
+from fedkeep import models, tree
+from fedkeep._util.text_form import TextForm
+from fedkeep.engine.setup import require_fitting_texts
+from fedkeep.errors import ModelError
+from fedkeep.models.lora import LoraLinear
+from fedkeep.task import Task
+
+FORM = TextForm(16, 50, 0, "words:50")
+SMALL = {"width": 8, "heads": 2, "layers": 2}
+
+
+def batch(form: TextForm = FORM, width: int = 9) -> dict[str, torch.Tensor]:
+    """Return four padded texts of random tokens."""
+    mask = torch.arange(width) < torch.tensor([9, 1, 5, 3])[:, None]
+    ids = torch.randint(1, form.vocabulary, (4, width), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": torch.where(mask, ids, form.padding), "attention_mask": mask}
+
+
+def padded(x: dict[str, torch.Tensor], more: int = 4) -> dict[str, torch.Tensor]:
+    return {key: nn.functional.pad(t, (0, more)) for key, t in x.items()}
+
+
+@pytest.mark.parametrize("name", ["bag", "small_transformer"])
+@pytest.mark.parametrize("projection", [None, 6])
+def test_a_text_model_is_independent_of_padding_and_has_features(name: str, projection: int | None) -> None:
+    model = models.build(name, FORM, 5, projection=projection).eval()
+    x = batch()
+    assert model(x).shape == (4, 5)
+    assert model.features(x).shape == (4, projection or 64)
+    assert torch.allclose(model(x), model(padded(x)), atol=1e-6)
+    assert torch.allclose(model(tree.take(x, [2, 0])), model(x)[[2, 0]], atol=1e-6)
+    assert torch.equal(model.head(model.features(x)), model(x))
+    assert not torch.allclose(model(x)[0], model(x)[1], atol=1e-4)
+
+
+def test_the_sizes_of_the_text_models() -> None:
+    """Tokens and positions; query, key, value, output; two dense layers; two norms per block and one at the end."""
+    block = 4 * (8 * 8 + 8) + (8 * 32 + 32) + (32 * 8 + 8) + 2 * 16
+    counts = {
+        "bag": (50 * 64 + 64 * 5 + 5, {}),
+        "small_transformer": ((50 + 16) * 8 + 2 * block + 16 + 8 * 5 + 5, SMALL),
+    }
+    for name, (count, options) in counts.items():
+        model = models.build(name, FORM, 5, **options)
+        assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_a_bag_is_the_mean_of_its_embeddings() -> None:
+    model = models.build("bag", FORM, 5)
+    x = batch()
+    expected = torch.stack(
+        [model.body.embedding.weight[x["input_ids"][k, :n]].mean(0) for k, n in enumerate((9, 1, 5, 3))]
+    )
+    assert torch.allclose(model.features(x), expected, atol=1e-6)
+
+
+def test_attention_is_that_of_torch() -> None:
+    attention = models.build("small_transformer", FORM, 5, **SMALL, dropout=0.0).body.blocks[0].attention
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([attention.query.weight, attention.key.weight, attention.value.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([attention.query.bias, attention.key.bias, attention.value.bias]))
+    theirs.out_proj = attention.output
+    mask = batch()["attention_mask"]
+    h = torch.randn(4, 9, 8)
+    expected = theirs(h, h, h, key_padding_mask=~mask)[0]
+    masked = torch.where(mask, 0.0, -1e30)[:, None, None]
+    assert torch.allclose(attention(h, masked), expected, atol=1e-6)
+
+
+def test_dropout_is_used_in_training_alone() -> None:
+    model = models.build("small_transformer", FORM, 5, dropout=0.5)
+    assert not torch.equal(model(batch()), model(batch()))
+    model.eval()
+    assert torch.equal(model(batch()), model(batch()))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "key"),
+    [
+        ("bag", (3, 8, 8), {}, "input_shape"),
+        ("transformer", (64,), {"path": "x"}, "input_shape"),
+        ("mlp", FORM, {}, "name"),
+        ("resnet8", FORM, {}, "name"),
+        ("small_transformer", FORM, {"width": 9, "heads": 2}, "heads"),
+        ("small_transformer", FORM, {"dropout": 1.0}, "dropout"),
+        ("bag", FORM, {"width": 0}, "width"),
+        ("transformer", FORM, {}, "path"),
+        ("transformer", FORM, {"path": "x", "attention": "flash"}, "attention"),
+        ("transformer", FORM, {"path": "x", "lora": 0}, "lora.rank"),
+        ("transformer", FORM, {"path": "x", "lora": {"rnk": 2}}, "lora"),
+        ("transformer", FORM, {"path": "x", "lora": {"targets": "query"}}, "lora.targets"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, shape, options, key) -> None:
+    with raises(ModelError, key):
+        models.build(name, shape, 5, **options)
+
+
+def test_texts_of_another_tokenizer_or_with_more_tokens_than_positions_are_refused() -> None:
+    data = make_text_data()
+    require_fitting_texts(models.build("small_transformer", data.input_shape, 3), data.x_train)
+    with raises(ModelError, "tokenizer", "words:60", valid=["words:50"]):
+        require_fitting_texts(models.build("bag", FORM, 3), data.x_train)
+    short = TextForm(8, 60, 0, "words:60")
+    with raises(ModelError, "max_length", 24, mentions=["24", "8"]):
+        require_fitting_texts(models.build("small_transformer", short, 3), data.x_train)
+    require_fitting_texts(models.build("bag", short, 3), data.x_train)  # it has no positions
+
+
+# adapters
+
+
+def test_adapters_change_nothing_at_first_and_are_all_that_is_trained() -> None:
+    model = models.build("small_transformer", FORM, 5, **SMALL).eval()
+    adapted = models.add_lora(model, {"rank": 2, "alpha": 6})
+    assert torch.equal(adapted(batch()), model(batch()))
+    trained = {name: p.numel() for name, p in adapted.named_parameters() if p.requires_grad}
+    expected = {
+        f"body.blocks.{k}.attention.{one}.{part}"
+        for k in (0, 1)
+        for one in ("query", "value")
+        for part in ("down", "up")
+    }
+    assert set(trained) == {*expected, "classifier.weight", "classifier.bias"}
+    assert sum(trained.values()) == 4 * (2 * 8 + 8 * 2) + 45
+    assert all(p.requires_grad for p in model.parameters()), "the original is not changed"
+    assert adapted.body.blocks[0].attention.query.scale == 3
+
+
+def test_an_adapter_adds_a_product_and_can_be_merged() -> None:
+    layer = LoraLinear(nn.Linear(5, 4), models.lora.Lora(rank=2))
+    nn.init.normal_(layer.up)
+    x = torch.randn(3, 7, 5)
+    expected = x @ layer.weight.T + layer.bias + 2 * x @ layer.down.T @ layer.up.T
+    assert torch.allclose(layer(x), expected, atol=1e-6)
+    model = models.add_lora(models.build("small_transformer", FORM, 5, **SMALL), 2).eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    merged = models.merge_lora(model)
+    assert not any(isinstance(module, LoraLinear) for module in merged.modules())
+    assert torch.allclose(merged(batch()), model(batch()), atol=1e-4)
+
+
+def test_targets_are_ends_of_names() -> None:
+    model = models.build("small_transformer", FORM, 5, **SMALL)
+    one = models.add_lora(model, {"targets": ["attention.key"]})
+    assert [name for name, m in one.named_modules() if isinstance(m, LoraLinear)] == [
+        "body.blocks.0.attention.key",
+        "body.blocks.1.attention.key",
+    ]
+    every = models.add_lora(model, {"targets": [""]})
+    assert sum(isinstance(m, LoraLinear) for m in every.modules()) == 12
+    assert isinstance(every.classifier, nn.Linear)
+    with raises(ModelError, "lora.targets", ("qery",), valid=["query", "key", "value"]):
+        models.add_lora(model, {"targets": ["qery"]})
+
+
+def test_frozen_weights_are_in_memory_once() -> None:
+    task = Task(models.add_lora(models.build("small_transformer", FORM, 5, **SMALL), 2), 5, 1)
+    training, evaluation = (dict(module.named_parameters()) for module in task.modules)
+    assert task.frozen.keys() == training.keys() - task.init.keys()
+    assert all(training[name] is evaluation[name] for name in task.frozen)
+    assert not any(training[name] is evaluation[name] for name in task.init)
+
+
+# pre-trained models
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedkeep[text]'")
+    return write_tiny_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def form(bert: Path) -> TextForm:
+    shape = make_text_data(str(bert)).input_shape
+    assert isinstance(shape, TextForm)
+    return shape
+
+
+def test_a_pre_trained_model_computes_what_the_library_does(bert: Path, form: TextForm) -> None:
+    import transformers
+
+    model = models.build("transformer", form, 3, path=str(bert), seed=4).eval()
+    x = batch(form)
+    task = Task(model, 3, 2)
+    stacked = tree.stack([task.init, tree.scale(task.init, 1.1)])
+    both = torch.vmap(task.apply)(stacked, tree.stack([x, x]))
+    assert torch.allclose(both[0], model(x), atol=1e-6)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(bert, num_labels=3).eval()
+    theirs.classifier = model.classifier
+    assert torch.allclose(model(x), theirs(x["input_ids"], x["attention_mask"].long()).logits, atol=1e-5)
+    assert torch.allclose(model(x), model(padded(x)), atol=1e-6)
+    assert torch.equal(model.head(model.features(x)), model(x))
+    assert model.pretrained == models.build("transformer", form, 3, path=str(bert), seed=5).pretrained
+    projected = models.build("transformer", form, 3, path=str(bert), projection=4, head="etf")
+    assert projected.features(x).shape == (4, 4)
+
+
+def test_a_pre_trained_model_depends_on_the_seed_alone(bert: Path, form: TextForm) -> None:
+    one, same, other = (models.build("transformer", form, 3, path=str(bert), seed=s, lora=2) for s in (4, 4, 5))
+    pairs = zip(one.state_dict().items(), same.state_dict().values(), other.state_dict().values(), strict=True)
+    changed = {name for (name, a), b, c in pairs if not torch.equal(a, c) or not torch.equal(a, b)}
+    assert changed
+    assert all(name.endswith(".down") or name.startswith("classifier") for name in changed)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+
+
+def test_dropout_of_a_pre_trained_model_can_be_replaced(bert: Path, form: TextForm) -> None:
+    model = models.build("transformer", form, 3, path=str(bert), dropout=0.0)
+    assert torch.equal(model(batch(form)), model(batch(form)))
+    model = models.build("transformer", form, 3, path=str(bert))
+    assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == {0.1}
+
+
+def test_what_does_not_fit_a_pre_trained_model_is_refused(bert: Path, form: TextForm, tmp_path: Path) -> None:
+    with raises(ModelError, "path", str(bert), mentions=["words:50", f"tokenizer = '{bert}'"]) as caught:
+        models.build("transformer", FORM, 3, path=str(bert))
+    assert "\n" not in str(caught.value)
+    long = TextForm(33, form.vocabulary, form.padding, form.tokenizer)
+    with raises(ModelError, "path", str(bert), mentions=["33 tokens", "32 positions", "max_length = 32"]):
+        models.build("transformer", long, 3, path=str(bert))
+    with raises(ModelError, "path", str(tmp_path / "none"), mentions=[str(tmp_path / "none")]):
+        models.build("transformer", form, 3, path=str(tmp_path / "none"))
+
+
+def test_only_safetensors_files_are_read(bert: Path, form: TextForm, tmp_path: Path) -> None:
+    for file in bert.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with raises(ModelError, "path", mentions=["safetensors"]):
+        models.build("transformer", form, 3, path=str(tmp_path))
+    torch.save(models.build("bag", form, 3).state_dict(), tmp_path / "pytorch_model.bin")
+    with raises(ModelError, "path", mentions=["safetensors", "pytorch_model.bin", "pickle"]) as caught:
+        models.build("transformer", form, 3, path=str(tmp_path))
+    assert "\n" not in str(caught.value)
