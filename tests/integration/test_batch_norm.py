@@ -32,7 +32,7 @@ from fedkeep.method import FedAvg
 CARRIED = [
     "fedavg", "fedavgm", "feddyn", "fedcm", "fedacg", "fedvarp", "fedexp", "fedinit", "fedsam", "fedsol", "fedgkd",
     "fednova", "fedntd", "fedlmd", "gcfed", "fedrs", "fedlc", "fedvls", "fedrod", "feddecorr", "fedprox", "moon",
-    "scaffold", "feddistill", "fedgen", "fedalign",
+    "scaffold", "feddistill", "fedgen", "fedalign", "fedkeep",
 ]  # fmt: skip
 
 
