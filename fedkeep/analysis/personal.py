@@ -106,6 +106,20 @@ def describe_model(model: str, epochs: int) -> str:
     return {GLOBAL: "global", OWN: "method's own"}[model]
 
 
+def describe_clients(measured: int, left_out: int, never: tuple[int, int]) -> str:
+    """Return which clients were measured; `never` is the fewest and the most, over seeds, that never took part.
+
+    >>> describe_clients(20, 0, (0, 2)), describe_clients(18, 2, (0, 0))
+    ('all 20 clients (0 to 2 of them never took part)', '18 clients (2 others have no examples; each took part)')
+    """
+    low, high = never
+    number = f"{low}" if low == high else f"{low} to {high}"
+    visits = f"{number} of them never took part" if high else "each took part"
+    if left_out:
+        return f"{measured} clients ({left_out} other{'s have' if left_out > 1 else ' has'} no examples; {visits})"
+    return f"all {measured} clients ({visits})"
+
+
 @dataclass(frozen=True)
 class Row:
     """One model of one group: mean and standard deviation over seeds of what `summarize_clients` returns."""
@@ -132,7 +146,7 @@ class Measured:
     after_round: int
     is_last: bool  # of the run
     clients: int
-    left_out: int  # clients without test data of their own, and without training examples
+    left_out: int  # clients without training examples, or without the examples that others are measured on
     never: tuple[int, int]  # how many clients never took part; over seeds, fewest and most
     analysed: int  # rounds among which the best is
     rows: tuple[Row, ...]
@@ -140,7 +154,9 @@ class Measured:
     @property
     def title(self) -> str:
         """Which data, clients and round."""
-        return f"Personalised accuracy after round {self.after_round}{self._last}, of {self._clients}, on {self._data}"
+        last = "the last" if self.is_last else "not the last"
+        clients = describe_clients(self.clients, self.left_out, self.never)
+        return f"Personalised accuracy after round {self.after_round} ({last}), of {clients}, on {DATA[self.data]}"
 
     @property
     def caption(self) -> str:
@@ -150,25 +166,9 @@ class Measured:
         best = f"best: highest mean among {self.analysed} analysed rounds; " if self.analysed > 1 else ""
         return (
             f"own data: mean over clients, each counts equally; spread: standard deviation over clients; worst tenth: "
-            f"mean of the {tenth} least accurate client{'s' * (tenth > 1)}; {took_part}{best}test set: the same models on "
-            "the whole test set"
+            f"mean of the {tenth} least accurate client{'s' * (tenth > 1)}; {took_part}{best}test set: the same models "
+            "on the whole test set"
         )
-
-    @property
-    def _last(self) -> str:
-        return " (the last)" if self.is_last else " (not the last)"
-
-    @property
-    def _clients(self) -> str:
-        low, high = self.never
-        number = f"{low}" if low == high else f"{low} to {high}"
-        never = f"{number} of them never took part" if high else "each took part"
-        left_out = f"; {self.left_out} without examples are left out" if self.left_out else ""
-        return f"all {self.clients} clients ({never}{left_out})"
-
-    @property
-    def _data(self) -> str:
-        return DATA[self.data]
 
     def as_data(self) -> dict[str, Any]:
         """Return the rows as JSON-compatible data."""

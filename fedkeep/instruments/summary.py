@@ -163,12 +163,9 @@ def _recoverable(r: Result) -> str:
 
 
 def _personal(r: Result) -> str:
-    never, left_out = len(r["never_took_part"]), r["left_out"]
-    others = f"; {left_out} without examples are left out" if left_out else ""
-    text = (
-        f"Personal: accuracy of {len(r['clients'])} clients ({never} of them never took part{others}) on "
-        f"{personal.DATA[r['data']]}, mean over clients:"
-    )
+    never = len(r["never_took_part"])
+    clients = personal.describe_clients(len(r["clients"]), r["left_out"], (never, never))
+    text = f"Personal: accuracy of {clients} on {personal.DATA[r['data']]}, mean over clients:"
     parts = []
     for model in (model for model in personal.MODELS if model in r):
         name, m = personal.describe_model(model, r["epochs"]), r[model]
