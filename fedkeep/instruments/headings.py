@@ -43,7 +43,6 @@ def _personal_headings() -> dict[str, Heading]:
     }
     numbers = {
         "mean": "own data",
-        "clients": "own data",
         "worst_tenth": "own data, worst tenth of clients",
         "weighted": "own data, weighted by examples",
         "took_part": "own data, clients that took part",
