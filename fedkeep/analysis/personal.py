@@ -131,6 +131,7 @@ class Row:
     mean: Numbers
     std: Numbers
     seeds: int
+    clients: tuple[float, ...]  # each client's accuracy, of all seeds
 
     @property
     def name(self) -> str:
@@ -228,7 +229,9 @@ def _rows(group: Group, results: list[dict[str, Any]]) -> list[Row]:
             several_seeds = len(same) > 1
             std = {key: float(v.std(ddof=1)) if several_seeds else math.nan for key, v in values.items()}
             text = describe_model(model, epochs)
-            rows.append(Row(group.label, model, text, used_model(same[0]) == model, mean, std, len(same)))
+            clients = _floats([value for result in same for value in result[model]["clients"]])
+            known = tuple(clients[~np.isnan(clients)].tolist())
+            rows.append(Row(group.label, model, text, used_model(same[0]) == model, mean, std, len(same), known))
     return rows
 
 
