@@ -4,7 +4,8 @@ function personalSection(data, body) {
   $("#personal").hidden = $('nav a[href="#personal"]').hidden = !data.personal.length;
   const figures = data.personal.map((table) => {
     const plot = el("div", { class: "plot" });
-    const heads = ["method", "model", ...table.columns].map((head) => el("th", { scope: "col" }, head));
+    const heads = ["method", "model", ...table.columns].map((head, i) =>
+      el("th", { scope: "col", class: i === 1 ? "text" : null }, head));
     const rows = table.rows.map((row) => el("tr", {},
       el("td", {}, swatch(row.index), ` ${row.label}`), el("td", { class: "text" }, row.model),
       ...row.cells.map((cell) => el("td", {}, cell))));
@@ -19,11 +20,11 @@ function personalSection(data, body) {
 
 // One row for each method and model, one dot for each client; dots of equal accuracy are stacked.
 function drawClients(plot, rows) {
-  const [width, rowHeight, bottom, left, right] = [Math.max(plot.clientWidth, 160), 58, 36, 12, 12];
+  const [width, rowHeight, bottom, left, right] = [Math.max(plot.clientWidth, 160), 58, 36, 12, 20];
   const height = rows.length * rowHeight + bottom;
   const x = (value) => left + value * (width - left - right);
-  const label = `Accuracy of every client: ${rows.map((r) => `${r.label}, ${r.model}, mean ${formatPercent(r.mean, 1)}, ` +
-    `worst tenth ${formatPercent(r.worst_tenth, 1)}`).join("; ")}`;
+  const facts = (row) => ` · mean ${formatPercent(row.mean, 1)}, worst tenth ${formatPercent(row.worst_tenth, 1)}`;
+  const label = `Accuracy of every client: ${rows.map((row) => `${row.label}, ${row.model}${facts(row)}`).join("; ")}`;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
   for (const mark of ticks(0, 1, width / 90)) {
     picture.append(
@@ -51,7 +52,7 @@ function drawClients(plot, rows) {
       svg("line", { ...marker, x1: x(row.mean), x2: x(row.mean) }),
       svg("line", { ...marker, x1: x(row.worst_tenth), x2: x(row.worst_tenth), "stroke-dasharray": "3 2" }),
       svg("text", { class: "strong", x: left, y: floor - rowHeight + 24 },
-        `${row.label}, ${row.model} · mean ${formatPercent(row.mean, 1)}, worst tenth ${formatPercent(row.worst_tenth, 1)}`),
+        `${row.label}, ${row.model}${width < 600 ? "" : facts(row)}`),
     );
   });
   plot.replaceChildren(picture);
