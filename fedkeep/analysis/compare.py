@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkeep._util.text import did_you_mean, format_mean, printable
 from fedkeep.analysis.groups import Group, rounds_to
+from fedkeep.analysis.personal import Measured, measured_groups, personal_columns
 from fedkeep.analysis.significance import MIN_SEEDS, holm, paired_t, sign_flip
 from fedkeep.errors import FedkeepError
 
@@ -155,11 +156,13 @@ def comparison_as_data(groups: list[Group], against: str | None = None, target: 
             row["rounds_to"] = {f"{x:g}": rounds for x, rounds in rounds_to(g, target).items()}
         rows.append(row)
     against = against or default_against(groups)
+    personal = [measured.as_data() for measured in measured_groups(groups)]
     tests = {measure: differences(groups, measure, against) for measure in HIGHER_IS_BETTER}
     return {
         "groups": rows,
         "ranks": rank_groups({g.label: g for g in groups}),
         "against": against,
+        "personal": personal,
         "tests": [test.as_data() for of_measure in tests.values() for test in of_measure],
     }
 
@@ -180,7 +183,16 @@ def comparison_as_markdown(groups: list[Group]) -> str:
             cells.append(f"{before}{format_mean(g.mean[measure], g.spread[measure], digits, scale)}{after}")
         name = markdown_text(g.label)
         lines.append(f"| {name} | {' | '.join(cells)} | {g.mean['bytes'] / 1e6:.1f} | {len(g.runs)} |")
-    return "\n".join(lines)
+    return "\n\n".join(["\n".join(lines), *map(_personal_as_markdown, measured_groups(groups))])
+
+
+def _personal_as_markdown(measured: Measured) -> str:
+    columns = personal_columns(measured)
+    lines = [f"| method | model | {' | '.join(columns.values())} |", "|---|---" + "|---" * len(columns) + "|"]
+    for row in measured.rows:
+        cells = [format_mean(row.mean[key], row.std[key], 1, 100) for key in columns]
+        lines.append(f"| {markdown_text(row.label)} | {row.model_text} | {' | '.join(cells)} |")
+    return f"{measured.title}; {measured.caption}.\n\n" + "\n".join(lines)
 
 
 def _paired(one: Group, other: Group, measure: str) -> tuple[list[int], np.ndarray]:

@@ -20,6 +20,7 @@ import numpy as np
 from fedkeep import forgetting as fg
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import did_you_mean, one_line, printable
+from fedkeep.analysis import personal
 from fedkeep.analysis.anatomy import anatomy_of
 from fedkeep.analysis.record_checks import check_records
 from fedkeep.analysis.recoverable import HALF_KEY, PUBLIC, SIDES, STUDY
@@ -219,11 +220,24 @@ def _study_rows(study: dict[str, Any]) -> Iterator[Row]:
         yield from per_round("gradient_diversity", study["gradients"]["diversity"])
     if study.get(STUDY, {}).get("fitted_on"):
         yield from _recoverable_rows(study["after_round"], study[STUDY])
+    if personal.STUDY in study:
+        yield from _personal_rows(study["after_round"], study[personal.STUDY])
     if "losses" in study:
         yield from per_client("local_test_loss", study["losses"]["clients"])
     for layer, alignment in study.get("alignment", {}).get("layers", {}).items():
         yield from per_client(f"alignment_{layer}", alignment["clients"])
         yield from per_round(f"alignment_after_{layer}", alignment["after"])
+
+
+def _personal_rows(number: int, result: dict[str, Any]) -> Iterator[Row]:
+    """Yield the accuracy of each client with each model on data like its own, and the numbers over clients."""
+    for model in (model for model in personal.MODELS if model in result):
+        for client, value in zip(result["clients"], result[model]["clients"], strict=True):
+            if value is not None:
+                yield {"round": number, "measure": f"personal_{model}", "client": client, "value": float(value)}
+        for key in personal.NUMBERS:
+            if (value := result[model][key]) is not None:
+                yield {"round": number, "measure": f"personal_{model}_{key}", "value": float(value)}
 
 
 def _recoverable_rows(number: int, result: dict[str, Any]) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, FitOnTest
+from fedkeep.cli.options import AsJson, FitOnTest, PersonalData, TuneEpochs
 from fedkeep.errors import FedkeepError
 
 
@@ -18,7 +18,7 @@ def analyse(
         str,
         typer.Option(
             help="Comma-separated: where, divergence, alignment, gradients, losses, probabilities, tsne, surface, "
-            "training, confusion, neurons, circle, regions, recoverable; or all."
+            "training, confusion, neurons, circle, regions, recoverable, personal; or all."
         ),
     ] = "where,divergence,alignment,gradients,losses",
     output: Annotated[
@@ -33,6 +33,8 @@ def analyse(
     span: Annotated[float, typer.Option(help="The loss surface goes from -SPAN to SPAN.")] = 1.0,
     directions: Annotated[str, typer.Option(help="Directions of the loss surface: hessian or random.")] = "hessian",
     fit_on_test: FitOnTest = False,
+    tune_epochs: TuneEpochs = None,
+    personal_data: PersonalData = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Train one trial round from a checkpoint and report where and why classes are forgotten. Read-only.
@@ -45,7 +47,17 @@ def analyse(
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
 
-    names, options = parse_study_names(what), Options(samples, client, steps, span, directions, fit_on_test=fit_on_test)
+    names = parse_study_names(what)
+    options = Options(
+        samples,
+        client,
+        steps,
+        span,
+        directions,
+        tune_epochs=tune_epochs,
+        personal_data=personal_data,
+        fit_on_test=fit_on_test,
+    )
     if output is not None:
         from fedkeep.plots.instruments import draw, require_plots
 

@@ -88,6 +88,7 @@ def show_problem(
         title = "Mean±standard deviation over runs; number of runs in brackets"
         named = {f"{g.label} [{len(g.runs)}]": g for g in groups}
     console.print(tables.comparison(title, named))
+    tables.print_personal(console, groups)
     if target is not None:
         reached = {name: rounds_to(g, target) for name, g in named.items()}
         console.print(tables.rounds_table(f"Rounds to A = {target:g}", FRACTIONS, reached))

@@ -21,6 +21,17 @@ FitOnTest = Annotated[
         help="recoverable, without a public set: fit the bias on half of the test set, measure on the other half.",
     ),
 ]
+TuneEpochs = Annotated[
+    int | None,
+    typer.Option(min=0, help="personal: epochs of fine-tuning (default: as many as in a round; 0: none)."),
+]
+PersonalData = Annotated[
+    str,
+    typer.Option(
+        help="personal: measure on each client's own held-out or test examples (own), on the test set weighted by its "
+        "label shares (labels), or on own examples where all clients have some (auto)."
+    ),
+]
 ExperimentArgs = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
 ]

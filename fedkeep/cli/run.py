@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,13 +15,23 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
 from fedkeep.cli.compare import show
-from fedkeep.cli.options import AsJson, ExperimentArgs, FitOnTest, JobsOption, file_and_overrides, naming
+from fedkeep.cli.options import (
+    AsJson,
+    ExperimentArgs,
+    FitOnTest,
+    JobsOption,
+    PersonalData,
+    TuneEpochs,
+    file_and_overrides,
+    naming,
+)
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
     from fedkeep.engine.profile import Profile
     from fedkeep.engine.simulation import Callback
+    from fedkeep.instruments.options import Options
     from fedkeep.runs.history import History
 
 
@@ -32,16 +42,15 @@ class ExtraCallbacks:
     tensorboard: bool = False
     instruments: tuple[str, ...] = ()
     every: int = 10
-    fit_on_test: bool = False  # of the study `recoverable`
+    options: Options | None = None  # of the studies
     profile: Profile | None = None  # of a single run, in this process
 
     def __call__(self) -> list[Callback]:
         """Return new callbacks for one run."""
-        from fedkeep.instruments import Every, Options
+        from fedkeep.instruments import Every
         from fedkeep.runs.tensorboard import TensorBoard
 
-        options = Options(fit_on_test=self.fit_on_test)
-        callbacks: list[Callback] = [Every(self.every, self.instruments, options)] if self.instruments else []
+        callbacks: list[Callback] = [Every(self.every, self.instruments, self.options)] if self.instruments else []
         if self.tensorboard:
             callbacks.append(TensorBoard())
         return callbacks if self.profile is None else [*callbacks, self.profile]
@@ -61,6 +70,8 @@ def run(
     ] = "",
     every: Annotated[int, typer.Option(min=1, help="Run the studies of --instruments every N rounds.")] = 10,
     fit_on_test: FitOnTest = False,
+    tune_epochs: TuneEpochs = None,
+    personal_data: PersonalData = "auto",
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few rounds: print where the time goes, write a trace.")
     ] = False,
@@ -73,18 +84,24 @@ def run(
 
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
+    from fedkeep.analysis import personal
     from fedkeep.analysis.recoverable import STUDY
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.engine.profile import Profile
     from fedkeep.experiments.experiment import Experiment, read
     from fedkeep.experiments.overrides import expand_sweep, override
     from fedkeep.experiments.sweep import folder_name, run_all
+    from fedkeep.instruments.options import AUTO, Options
     from fedkeep.instruments.study import needs_examples, parse_study_names
 
     studies = tuple(parse_study_names(instruments)) if instruments else ()
     if fit_on_test and STUDY not in studies:
         raise FedkeepError(f"--fit-on-test is for --instruments {STUDY}", key="--fit-on-test")
-    make_callbacks = ExtraCallbacks(tensorboard, studies, every, fit_on_test, Profile() if profile else None)
+    if (tune_epochs is not None or personal_data != AUTO) and personal.STUDY not in studies:
+        option = "--personal-data" if tune_epochs is None else "--tune-epochs"
+        raise FedkeepError(f"{option} is for --instruments {personal.STUDY}", key=option)
+    options = Options(tune_epochs=tune_epochs, personal_data=personal_data, fit_on_test=fit_on_test)
+    make_callbacks = ExtraCallbacks(tensorboard, studies, every, options, Profile() if profile else None)
     make_callbacks()  # a missing package is reported now, not after the first round
     file, overrides = file_and_overrides(args)
     if file is None and not overrides:
@@ -182,9 +199,12 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
     from fedkeep.analysis.groups import Group
     from fedkeep.analysis.run_set import read_runs
     from fedkeep.cli import heatmap, tables
+    from fedkeep.runs.reading import read_instruments
 
+    for label, history in histories.items():
+        history.instruments = read_instruments(runs / label)
     if as_json:
-        print(to_json({label: h.summary() for label, h in histories.items()}, indent=2))
+        print(to_json({label: _as_data(history) for label, history in histories.items()}, indent=2))
         return
     console = Console()
     if len(histories) == 1:
@@ -192,5 +212,14 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
         console.print(heatmap.heat_map(label, history, min(60, console.width - 14)))
         group = Group.of_histories(history.method, [history])
         console.print(tables.comparison(f"Run in {printable(runs / label)}", {group.label: group}))
+        tables.print_personal(console, [group])
     else:
         show(console, read_runs([runs / label for label in histories]))
+
+
+def _as_data(history: History) -> dict[str, Any]:
+    """Return the summary of a run, with the last personalised accuracies if they were recorded."""
+    from fedkeep.analysis.personal import STUDY, last_result
+
+    last = last_result(history)
+    return {**history.summary(), **({STUDY: {"after_round": last[0], **last[1]}} if last else {})}

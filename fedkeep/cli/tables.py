@@ -14,6 +14,7 @@ from rich.text import Text
 from fedkeep._util.text import format_mean
 from fedkeep.analysis.compare import HIGHER_IS_BETTER, rank_groups
 from fedkeep.analysis.groups import Group
+from fedkeep.analysis.personal import measured_groups, personal_columns
 
 HEADS = {
     "final": "final %",
@@ -93,6 +94,18 @@ def comparison(title: str, groups: Mapping[str, Group]) -> MethodTable:
     rows = {name: [cell(name, key) for key in HEADS] for name in groups}
     marks = f"{MARKS[1]} best, {MARKS[2]} second best; " if ranked else ""
     return MethodTable(title, list(HEADS.values()), rows, marks + CAPTION)
+
+
+def print_personal(console: Console, groups: Sequence[Group]) -> None:
+    """Print what groups recorded of personalised accuracy: a title that says how, and a row per group and model."""
+    for measured in measured_groups(groups):
+        keys = personal_columns(measured)
+        rows = {
+            row.name: [Text(format_mean(row.mean[key], row.std[key], 1, 100)) for key in keys] for row in measured.rows
+        }
+        console.print()
+        console.print(Text(measured.title, style="bold"))
+        console.print(MethodTable("", list(keys.values()), rows, measured.caption))
 
 
 def rounds_table(

@@ -24,6 +24,7 @@ class Partition:
     indices: np.ndarray
     offsets: np.ndarray
     file: str | None = field(default=None, compare=False)  # the federation file that it was read from
+    held: Partition | None = field(default=None, compare=False, repr=False)  # what `hold_out` left out, by client
 
     def __post_init__(self) -> None:
         if self.indices.dtype == np.int64 and len(self.indices) < 2**31 and self.indices.max(initial=0) < 2**31:
@@ -67,8 +68,8 @@ class Partition:
     def hold_out(self, share: float, seed: int = 0) -> Partition:
         """Return the partition without a fraction `share` of every client's examples, chosen at random.
 
-        These are the examples that a client holds out for validation. At least one example per client remains.
-        Flashback's clients train on 90% of their examples: `hold_out(0.1)`.
+        These are the examples that a client holds out for validation, `held` of the result. At least one example per
+        client remains. Flashback's clients train on 90% of their examples: `hold_out(0.1)`.
         """
         require_number("share", share, low=0, below=1, error=PartitionError)
         keep = np.maximum(self.sizes - np.floor(share * self.sizes + 1e-9).astype(np.int64), np.minimum(self.sizes, 1))
@@ -76,8 +77,10 @@ class Partition:
         owner = np.repeat(np.arange(len(self)), self.sizes)
         shuffled = np.lexsort([order, owner])  # positions in `indices`, shuffled within each client
         rank = np.arange(len(shuffled)) - np.repeat(self.offsets[:-1], self.sizes)
-        remaining = np.sort(shuffled[rank < np.repeat(keep, self.sizes)])
-        return Partition(self.indices[remaining], np.concatenate([[0], np.cumsum(keep)]))
+        kept = rank < np.repeat(keep, self.sizes)
+        remaining, held = np.sort(shuffled[kept]), np.sort(shuffled[~kept])
+        left_out = Partition(self.indices[held], np.concatenate([[0], np.cumsum(self.sizes - keep)]))
+        return Partition(self.indices[remaining], np.concatenate([[0], np.cumsum(keep)]), held=left_out)
 
     @classmethod
     def of(cls, clients: Partition | Iterable[Any], n: int) -> Partition:

@@ -109,7 +109,7 @@ class Evaluator:
         x, y = tree.take(self.x, part), self.y[part]
 
         def evaluate_part() -> Tree:
-            confusion, loss = evaluate(self.task, params, x, y, self.inputs, chunk=self._chunk(1))
+            confusion, loss = evaluate(self.task, params, x, y, self.inputs, chunk=self.chunk(1))
             return {"confusion": confusion, "loss": loss}
 
         return self.ranks.gather(evaluate_part, self.task.device)
@@ -127,9 +127,9 @@ class Evaluator:
         `each` maps over the stack; None evaluates one model after another.
         """
         if each is not None:
-            return class_hits(self.task, params, self.x, self.y, self.inputs, each, self._chunk(clients))
+            return class_hits(self.task, params, self.x, self.y, self.inputs, each, self.chunk(clients))
         single = [
-            class_hits(self.task, tree.take(params, k), self.x, self.y, self.inputs, chunk=self._chunk(1))
+            class_hits(self.task, tree.take(params, k), self.x, self.y, self.inputs, chunk=self.chunk(1))
             for k in range(clients)
         ]
         return torch.stack(single)
@@ -141,7 +141,7 @@ class Evaluator:
         batches = self.ranks.slice(-(-len(self.y) // EVAL_BATCH))
         return slice(batches.start * EVAL_BATCH, batches.stop * EVAL_BATCH)
 
-    def _chunk(self, models: int) -> int:
+    def chunk(self, models: int) -> int:
         """Return how many examples pass through each of some models at a time."""
         if self.task.mixes_examples:
             return EVAL_BATCH

@@ -9,8 +9,8 @@ from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments.options import Options, Result
-from fedkeep.instruments.recoverable import require_examples, with_course
-from fedkeep.instruments.study import analyse, needs_examples, parse_study_names
+from fedkeep.instruments.recoverable import require_examples
+from fedkeep.instruments.study import analyse, needs_examples, parse_study_names, with_earlier
 from fedkeep.runs.history import Record
 from fedkeep.runs.reading import read_instruments, write_instruments
 
@@ -18,9 +18,9 @@ from fedkeep.runs.reading import read_instruments, write_instruments
 class Every:
     """A callback that analyses a run after every n-th round and after the last round.
 
-    It trains the next round as a trial, so an analysed round takes about twice as long; `recoverable` alone needs no
-    trial. The run's results do not change. A round's record is already written when callbacks are called. The results
-    are therefore in `values` and, if the run has a folder, in `instruments.jsonl`, one line per analysed round.
+    It trains the next round as a trial, so an analysed round takes about twice as long; `recoverable` and `personal`
+    need no trial. The run's results do not change. A round's record is already written when callbacks are called. The
+    results are therefore in `values` and, if the run has a folder, in `instruments.jsonl`, one line per analysed round.
 
         instruments = fk.instruments.Every(10, "divergence,alignment")
         fk.simulate(..., callbacks=[instruments])
@@ -46,7 +46,7 @@ class Every:
         if number % self.n and number != simulation.settings.rounds:
             return
         earlier = self.values if simulation.folder is None else read_instruments(simulation.folder.path)
-        analysis = with_course(analyse(simulation, self.what, self.options), earlier, number)
+        analysis = with_earlier(analyse(simulation, self.what, self.options), earlier, number)
         result = {"after_round": number, **analysis}
         self.values = [value for value in self.values if value["after_round"] < number] + [result]
         if simulation.folder is not None:

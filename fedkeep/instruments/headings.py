@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from fedkeep.analysis import personal
 from fedkeep.analysis.recoverable import HALF_KEY, STUDY
 
 
@@ -31,6 +32,28 @@ class Heading:
 
 def _accuracy(text: str) -> Heading:
     return Heading(text, "%", higher_is_better=True)
+
+
+def _personal_headings() -> dict[str, Heading]:
+    models = {
+        personal.GLOBAL: "global model",
+        personal.OWN: "method's own models",
+        personal.TUNED: "fine-tuned models",
+        personal.USED: "clients' models",
+    }
+    numbers = {
+        "mean": "own data",
+        "worst_tenth": "own data, worst tenth of clients",
+        "weighted": "own data, weighted by examples",
+        "took_part": "own data, clients that took part",
+        "best": "own data, best analysed round",
+        "test_set": "whole test set",
+    }
+    headings: dict[str, Heading] = {}
+    for model, text in models.items():
+        headings |= {f"personal.{model}.{key}": _accuracy(f"{text}, {where}") for key, where in numbers.items()}
+        headings[f"personal.{model}.spread"] = Heading(f"{text}, own data, spread over clients", "%")
+    return headings
 
 
 HEADINGS = {
@@ -77,6 +100,7 @@ HEADINGS = {
     "recoverable.round_forgetting.before": Heading("round forgetting, no bias"),
     "recoverable.round_forgetting.after": Heading("round forgetting, with bias"),
     "recoverable.share": Heading("recoverable share of forgetting"),
+    **_personal_headings(),
 }
 _ON_HALF = f"{STUDY}.{HALF_KEY}."
 

@@ -13,6 +13,7 @@ from fedkeep.instruments.next_round import NextRound
 Result = dict[str, Any]
 CHUNK = 1000  # examples per forward pass
 DIRECTIONS = ("hessian", "random")
+AUTO, LABELS, OWN_EXAMPLES = "auto", "labels", "own"  # of `personal_data`
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Options:
     directions: str = "hessian"  # or "random"
     seed: int = 0  # of t-SNE, random directions and noise
     split: dict[str, Any] | None = None  # of the trial round, if other than the run's: {"kind": "shards", "s": 2}
+    tune_epochs: int | None = None  # of fine-tuning in `personal`; None: as many as in a round, 0: no fine-tuning
+    personal_data: str = AUTO  # the test set by the client's "labels", its "own" examples; auto: own, if all have some
     fit_on_test: bool = False  # without a public set, fit a bias on half of the test set and measure on the other half
 
     def __post_init__(self) -> None:
@@ -34,6 +37,9 @@ class Options:
         require_number("span", self.span, above=0)
         require_bool("fit_on_test", self.fit_on_test)
         require_choice("directions", self.directions, DIRECTIONS)
+        if self.tune_epochs is not None:
+            require_whole("tune_epochs", self.tune_epochs, low=0)
+        require_choice("personal_data", self.personal_data, (AUTO, LABELS, OWN_EXAMPLES))
 
     def chosen_client(self, trial: NextRound) -> int:
         """Return the client that is looked at; raise if it is not in the cohort."""

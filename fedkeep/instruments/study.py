@@ -13,6 +13,7 @@ from torch import Tensor
 from fedkeep import forgetting as fg
 from fedkeep import tree
 from fedkeep._util.validate import require_choice
+from fedkeep.analysis.personal import with_best
 from fedkeep.analysis.recoverable import STUDY
 from fedkeep.engine.simulation import Simulation
 from fedkeep.instruments import formulas, surface
@@ -20,6 +21,7 @@ from fedkeep.instruments.local_training import training
 from fedkeep.instruments.neurons import alignment, circle, neurons
 from fedkeep.instruments.next_round import NextRound, open_run, train_next_round, untrained, with_split
 from fedkeep.instruments.options import CHUNK, Options, Result, names_of_models
+from fedkeep.instruments.personal import personal
 from fedkeep.instruments.predictions import confusion, regions
 from fedkeep.instruments.probabilities import mean_probabilities
 from fedkeep.instruments.recoverable import recoverable, with_course
@@ -34,22 +36,27 @@ def analyse(
 
     `what` names studies; by default those of `CHEAP`. `parts` (model, data, clients, method, criterion) are needed for
     runs that were started with `simulate`. Returns {"round": ..., "clients": ids, study: result, ...}. If no study
-    looks at the clients, nothing is trained and `clients` is empty.
+    looks at the trial round, it is not trained and `clients` is empty.
     """
     names = parse_study_names(what)
     simulation = source if isinstance(source, Simulation) else open_run(source, **parts)
     options = options or Options()
-    if set(names) <= set(OF_GLOBAL_MODEL):
-        trial = untrained(simulation)
-    else:
-        trial = train_next_round(with_split(simulation, options.split) if options.split else simulation)
+    if options.split:
+        simulation = with_split(simulation, options.split)
+    trial = untrained(simulation) if set(names) <= set(WITHOUT_TRIAL) else train_next_round(simulation)
     result = {
         "round": trial.round,
         "clients": trial.ids,
         **{name: STUDIES[name](trial, options) for name in names},
     }
     earlier = [] if isinstance(source, Simulation) else read_instruments(source)
-    return with_course(result, earlier, trial.round - 1)
+    return with_earlier(result, earlier, trial.round - 1)
+
+
+def with_earlier(analysis: Result, earlier: Iterable[Result], after_round: int) -> Result:
+    """Return an analysis with what its studies make of the earlier analysed rounds of the run."""
+    lines = list(earlier)
+    return with_best(with_course(analysis, lines, after_round), lines, after_round)
 
 
 def parse_study_names(what: str | Iterable[str]) -> list[str]:
@@ -147,6 +154,11 @@ def recoverable_forgetting(trial: NextRound, options: Options) -> Result:
     return recoverable(trial.simulation, options)
 
 
+def personalised_accuracy(trial: NextRound, options: Options) -> Result:
+    """Return every client's accuracy with what it would use itself. It does not look at the trial."""
+    return personal(trial.simulation, options)
+
+
 def loss_surface(trial: NextRound, options: Options) -> Result:
     """Return the loss around one client's model, on its own examples (FedNTD figure 14)."""
     client = options.chosen_client(trial)
@@ -184,8 +196,9 @@ STUDIES: dict[str, Study] = {
     "circle": circle,
     "regions": regions,
     "recoverable": recoverable_forgetting,
+    "personal": personalised_accuracy,
 }
-OF_GLOBAL_MODEL = ("recoverable",)  # studies that need no trial round
+WITHOUT_TRIAL = ("recoverable", "personal")  # studies that need no trial round
 CHEAP = ("where", "divergence", "alignment", "gradients", "losses")
 
 

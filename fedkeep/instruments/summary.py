@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedkeep._util.text import list_some
+from fedkeep.analysis import personal
 from fedkeep.analysis.recoverable import PUBLIC
 from fedkeep.instruments.formulas import relation
 from fedkeep.instruments.options import Result
@@ -161,6 +162,20 @@ def _recoverable(r: Result) -> str:
     return f"{text}: {_share(r['share'])}."
 
 
+def _personal(r: Result) -> str:
+    never = len(r["never_took_part"])
+    clients = personal.describe_clients(len(r["clients"]), r["left_out"], (never, never))
+    text = f"Personal: accuracy of {clients} on {personal.DATA[r['data']]}, mean over clients:"
+    parts = []
+    for model in (model for model in personal.MODELS if model in r):
+        name, m = personal.describe_model(model, r["epochs"]), r[model]
+        parts.append(
+            f" {name} {m['mean']:.1%} (spread {m['spread']:.1%}, worst tenth {m['worst_tenth']:.1%}; on the whole test "
+            f"set {m['test_set']:.1%})"
+        )
+    return f"{text}{';'.join(parts)}."
+
+
 def _share(share: float) -> str:
     if not math.isfinite(share):
         return "nothing is forgotten"
@@ -186,4 +201,5 @@ _FORMATS: dict[str, Callable[[Result], str]] = {
     "circle": _circle,
     "regions": _regions,
     "recoverable": _recoverable,
+    "personal": _personal,
 }

@@ -19,7 +19,7 @@ from fedkeep.analysis.anatomy import loss_by_class
 from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
-from fedkeep.plots import clients, local_course, local_models, one_client, recorded
+from fedkeep.plots import clients, local_course, local_models, one_client, personal, recorded
 from fedkeep.plots.style import (
     COLOUR_SCALE,
     COLOURS,
@@ -214,7 +214,7 @@ PLOTS: dict[str, Callable[[Sequence[Group]], Any]] = {
     "consistency": local_models.consistency,
 }
 # also those that few runs have the data for
-ALL_PLOTS = {**PLOTS, **clients.PLOTS, **one_client.PLOTS, **recorded.PLOTS, **local_course.PLOTS}
+ALL_PLOTS = {**PLOTS, **clients.PLOTS, **one_client.PLOTS, **recorded.PLOTS, **local_course.PLOTS, **personal.PLOTS}
 
 
 def _round_forgetting(g: Group) -> tuple[np.ndarray, np.ndarray] | None:

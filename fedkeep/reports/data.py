@@ -25,6 +25,7 @@ from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import RunSet
 from fedkeep.analysis.sentences import list_names
 from fedkeep.data import partition
+from fedkeep.reports.personal import personal_data
 from fedkeep.reports.recoverable import recoverable_data
 from fedkeep.reports.verdict import reference, verdict
 from fedkeep.runs import label_counts
@@ -95,6 +96,7 @@ def _problem_data(problem: Problem, budget: _Budget) -> dict[str, Any]:
         "ranks": rank_groups({group.label: group for group in groups}),
         "drop_edges": edges,
         "groups": [_group_data(group, edges, budget, splits) for group in groups],
+        "personal": personal_data(groups),
         "splits": list(splits.values()),
         "shared": _shared_settings(groups),
     }

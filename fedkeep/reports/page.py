@@ -16,7 +16,7 @@ from fedkeep.reports.data import page_data
 from fedkeep.runs.files import write_atomic
 
 STATIC = Path(__file__).parent / "static"
-SCRIPTS = ("base.js", "charts.js", "sections.js", "table.js", "main.js")
+SCRIPTS = ("base.js", "charts.js", "sections.js", "personal.js", "table.js", "main.js")
 
 
 def write(runs: RunSet | Iterable[str | Path], output: Path, title: str = "fedkeep report") -> dict[str, Any]:

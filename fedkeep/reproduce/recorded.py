@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedkeep.analysis import personal
 from fedkeep.analysis.recoverable import HALF_KEY, STUDY, TEST_HALF
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError, FedkeepError
@@ -71,7 +72,7 @@ def kept_studies(what: Any) -> set[str]:
     >>> sorted(kept_studies(["tsne", "alignment", "divergence"]))
     ['alignment', 'divergence']
     """
-    return set(what) & {*CHEAP, STUDY}
+    return set(what) & {*CHEAP, STUDY, personal.STUDY}
 
 
 def is_recorded(measure: str) -> bool:

@@ -137,6 +137,30 @@ def test_recoverable_forgetting_is_shown_where_it_was_recorded(browser: Browser,
     assert browser.errors() == []
 
 
+def test_personalised_accuracy_is_shown_where_it_was_recorded(browser: Browser, page: Path, tmp_path: Path) -> None:
+    browser.open(page)
+    assert not browser.find("#personal").is_displayed()
+    write_pair(tmp_path / "runs")
+    for run in (tmp_path / "runs").iterdir():
+        last = fk.load_run(run, weights=False).records[-1]["round"]
+        numbers = {"mean": 0.6, "spread": 0.3, "worst_tenth": 0.2, "weighted": 0.5, "took_part": 0.7, "test_set": 0.4}
+        model = {**numbers, "best": 0.6, "clients": [0.2, 0.6, 1.0]}
+        study = {"data": "label shares", "epochs": 2, "clients": [0, 1, 2], "left_out": 0, "never_took_part": [1]}
+        study |= {"global": model, "tuned": model, "rounds": 1}
+        write_instruments(run, [{"after_round": last, "personal": study}])
+    write([tmp_path / "runs"], tmp_path / "page.html")
+    for width in (1280, 390):
+        browser.open(tmp_path / "page.html", width)
+        assert len(browser.texts("#personal circle")) == 24, "three clients, two models, two methods, two seeds"
+        assert len(browser.texts("#personal tbody tr")) == 4
+        assert browser.texts("#personal th")[2:] == [
+            "own data %", "spread", "worst tenth %", "took part %", "test set %"
+        ]  # fmt: skip
+        assert "all 3 clients (1 of them never took part)" in browser.texts("#personal h3")[0]
+        assert browser("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.errors() == []
+
+
 def test_the_page_renders_without_errors_or_requests(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.find("#headline").text.startswith("fedntd ")

@@ -225,7 +225,8 @@ def test_runs_that_are_not_finished_form_groups_of_their_own(tmp_path: Path):
 
 def test_the_comparison_as_data():
     data = comparison_as_data([group("a", [0.5, 0.6]), group("b", [0.8, 0.8])])
-    assert set(data) == {"groups", "ranks", "against", "tests"}
+    assert set(data) == {"groups", "ranks", "against", "tests", "personal"}
+    assert data["personal"] == [], "not recorded"
     row = data["groups"][0]
     named = {
         "label",

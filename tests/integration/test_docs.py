@@ -167,6 +167,12 @@ def test_the_page_on_recoverable_forgetting_runs(tmp_path: Path, monkeypatch: py
     assert "recoverable_share" in (tmp_path / "recover.csv").read_text()
 
 
+def test_the_page_on_personalisation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("personalisation.md", tmp_path)
+    assert "personal_own_worst_tenth" in (tmp_path / "personal.csv").read_text()
+
+
 def test_the_instruments_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     pytest.importorskip("pyarrow", reason="Parquet needs the extra data")

@@ -425,7 +425,7 @@ def test_analyse_does_not_modify_the_run_folder(problem: Problem, run: Path) -> 
     analysis = ins.analyse(run, "all", ins.Options(samples=8, steps=3), **parts)
     assert analysis["round"] == 4
     assert set(ins.STUDIES) <= set(analysis)
-    named = [name.replace("*", "last") for name in HEADINGS]
+    named = [name.replace("*", "last") for name in HEADINGS if not name.startswith("personal.own.")]  # not of FedAvg
     assert [name for name in named if find_value(analysis, name) is None] == [], "a heading of no value"
     assert np.shape(analysis["surface"]["losses"]) == (3, 3)
     assert analysis["surface"]["losses"][1][1] == pytest.approx(analysis["surface"]["loss"])

@@ -148,7 +148,7 @@ def test_the_papers_figures_are_complete(name: str) -> None:
     table = spec.load(name)
     for column, about in table.columns.items():
         for measure in table.measures:
-            if measure == "last10":  # ours, next to the papers' last round
+            if measure == "last10" or measure.startswith("personal."):  # ours, next to the papers' last round
                 continue
             unprinted = [row for row in table.rows if measure not in about.paper.get(row, {})]
             known = UNPRINTED.get((name, column, measure), []) + OTHER_READINGS.get(name, [])

@@ -33,6 +33,7 @@ const SECTIONS = {
   anatomy: anatomySection,
   drops: roundForgettingSection,
   recoverable: recoverableSection,
+  personal: personalSection,
   split: splitSection,
 };
 const bodyOf = (name) => $(`#${name} > .body`);
