@@ -103,7 +103,7 @@ def print_details(console: Console, tables: Sequence[Table]) -> None:
         console.print(grid)
     text = f"Methods in brackets are not in fedkeep yet. Data folder: {_data_folder()}"
     console.print(text, style="dim", markup=False)
-    console.print("fedkeep reproduce TABLE runs one; --quick runs it on digits in about a minute.", style="dim")
+    console.print("fedkeep reproduce TABLE runs one; --quick runs it on small data in about a minute.", style="dim")
 
 
 def _missing_sources(table: Table) -> set[str]:

@@ -14,7 +14,6 @@ def classifier(task: Task, method: str, field: str = "", otherwise: str = "") ->
     C, names = task.n_classes, list(task.init)
     rows = [name for name in names if task.init[name].ndim == 2 and len(task.init[name]) == C]
     if not rows:
-        otherwise = f", or set {field}={otherwise}" if field else ""
         raise MethodError(
             f"{method}: none of the model's weights is a matrix of {C} rows, one for each class, so there is no "
             "classifier; end the model with a trainable linear layer"

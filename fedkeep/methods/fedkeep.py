@@ -40,13 +40,13 @@ class FedKeep(FedAvg):
     """FedKeep: clients hardly push down the classes that they lack, and the server keeps its direction."""
 
     name: ClassVar[str] = "fedkeep"
-    paper: ClassVar[str] = "fedkeep"
+    paper: ClassVar[str] = "this library"
     averaged: ClassVar[tuple[str, ...]] = ()
     bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": Bound(whole=True, low=0, total="n")}
     floor: float = hyper(1e-3, "smallest class share in the calibrated loss; 1: plain cross-entropy",
                          search=(1e-4, 0.1), above=0, high=1, test_value=0.05)  # fmt: skip
-    momentum: float = hyper(0.7, "share of the server's velocity kept from round to round", search=(0.5, 0.8), low=0,
-                            high=0.999, test_value=0.3)  # fmt: skip
+    server_momentum: float = hyper(0.7, "share of the server's velocity kept from round to round", search=(0.5, 0.8),
+                                   low=0, high=0.999, test_value=0.3)  # fmt: skip
     rows: bool = hyper(True, "average the classifier's rows by label counts, which clients then disclose",
                        choices=(True, False), test_value=False)  # fmt: skip
     centre: bool = hyper(True, "subtract from every gradient its mean over a layer's inputs", choices=(True, False),
@@ -88,7 +88,7 @@ class FedKeep(FedAvg):
         average = dict(tree.mean(uploads["params"], uploads["n"]))
         for name in self._head(task) if self.rows else ():
             average[name] = _mean_of_rows(uploads["params"][name], uploads["mu"], w[name])
-        v = tree.map(lambda v, a, w: self.momentum * v + (a - w), server["v"], average, w)
+        v = tree.map(lambda v, a, w: self.server_momentum * v + (a - w), server["v"], average, w)
         return {"params": tree.add(w, v), "v": v}
 
     def _head(self, task: Task) -> list[str]:

@@ -132,7 +132,7 @@ UNPRINTED = {  # figures that the papers do not print, or print illegibly: table
     ("fedka/table-6", "cifar100", "final"): ["fedka_missing"],
 }
 OTHER_READINGS = {  # rows that are not in the papers' tables: other readings of a row that is, and other methods
-    "fedgkd/table-4": ["fedntd"],
+    "fedgkd/table-4": ["fedntd", "fedkeep", "feddistill_described", "fedgen_described"],
     **{f"fedssd/table-{n}": ["fedssd_printed", "fedssd_outside", "fedssd_chosen", "fedssd_inside"] for n in (1, 2)},
     "fedssd/table-3": [f"{row}-{alpha}" for row in ("mse_sum", "fedssd_outside") for alpha in (0.01, 0.1, 0.5)],
     **{f"fedka/table-{n}": ["fedka_printed"] for n in (1, 2, 3, 4, 5, 8)},

@@ -12,7 +12,7 @@ from oracles.fedavg import Oracle
 
 class FedKeepOracle(Oracle):
     def begin(self):
-        self.server = torch.optim.SGD(self.model.parameters(), lr=1.0, momentum=self.h["momentum"])
+        self.server = torch.optim.SGD(self.model.parameters(), lr=1.0, momentum=self.h["server_momentum"])
         self.C = self.data.n_classes
 
     def train(self, k, number):
@@ -56,6 +56,6 @@ class FedKeepOracle(Oracle):
 
 ORACLE = FedKeepOracle
 CASES = [
-    {"floor": 1e-3, "momentum": 0.7, "rows": True, "centre": True},
-    {"floor": 0.1, "momentum": 0.0, "rows": False, "centre": False},
+    {"floor": 1e-3, "server_momentum": 0.7, "rows": True, "centre": True},
+    {"floor": 0.1, "server_momentum": 0.0, "rows": False, "centre": False},
 ]
