@@ -27,7 +27,7 @@ from fedkeep.method import HOOKS, Cohort, FedAvg
 from fedkeep.runs.folder import RunFolder
 from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, local_of, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
-from fedkeep.testing.registry import CHECKS, Expect, check
+from fedkeep.testing.registry import CHECKS, TOLERANCE, Expect, check
 from fedkeep.testing.uploads import received_uploads, upload_names
 from fedkeep.tree import Tree
 
@@ -110,16 +110,18 @@ def _padding_does_not_matter(method: FedAvg, problem: Problem, expect: Expect) -
 # Engines agree
 
 
-def _stacked_equals_loop(method: FedAvg, problem: Problem, expect: Expect, **changes: Any) -> None:
+def _stacked_equals_loop(
+    method: FedAvg, problem: Problem, expect: Expect, tolerance: float = TOLERANCE, **changes: Any
+) -> None:
     if changes.get("optimizer", "sgd") not in method.optimizers:
         return  # it is refused before a run starts
     loop = _trained(problem, method, **{**changes, "at_once": None})
     stacked = problem.run(method, engine="stacked", **{"eval_local_every": 1, **changes})
-    expect.same(loop.server, stacked.server, "the server's trees differ between loop and stacked engine")
+    expect.same(loop.server, stacked.server, "the server's trees differ between loop and stacked engine", tolerance)
     a, b = loop.state.clients, stacked.state.clients
     expect.true(set(a) == set(b), "loop and stacked engine store states of different clients")
     for k in a:
-        expect.same(a[k], b[k], f"the state of client {k} differs between loop and stacked engine")
+        expect.same(a[k], b[k], f"the state of client {k} differs between loop and stacked engine", tolerance)
     for x, y in zip(loop.history.records[1:], stacked.history.records[1:], strict=True):
         for key in ("cohort", "local", "confusion", "bytes_up", "bytes_down"):
             expect.true(x[key] == y[key], f"`{key}` of round {x['round']} differs between the engines")
@@ -143,7 +145,9 @@ for _name, _changes in _VARIANTS.items():
 
 @check
 def _stacked_equals_loop_with_dropout(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    _stacked_equals_loop(method, dataclasses.replace(problem, model=WithDropout()), expect, rounds=2)
+    # ten times the tolerance: dropped features have small variances, by which a method may divide
+    dropping = dataclasses.replace(problem, model=WithDropout())
+    _stacked_equals_loop(method, dropping, expect, 10 * TOLERANCE, rounds=2)
 
 
 @check
