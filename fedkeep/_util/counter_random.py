@@ -105,8 +105,9 @@ def kept(key: Tensor, stream: int, shape: Sequence[int], p: float, batch: int | 
     if len(shape) == 1:
         return kept(key, stream, (*shape, 1), p, batch)[:, 0]
     counters = (_kept_counters if _may_keep(shape, key.device) else _counters)(tuple(shape), batch, key.device)
-    words = mix((key ^ stream) + counters).view(torch.int32)
-    return (words if shape[-1] % 2 == 0 else words[..., :-1]) >= threshold(p)
+    words, smallest = mix((key ^ stream) + counters), threshold(p)
+    pairs = torch.stack([words.to(torch.int32) >= smallest, words >> 32 >= smallest], -1).flatten(-2)
+    return pairs if shape[-1] % 2 == 0 else pairs[..., :-1]
 
 
 def _counters(shape: tuple[int, ...], batch: int | None, device: torch.device) -> Tensor:

@@ -62,7 +62,8 @@ class FedKA(FedAvg):
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return mean CE + beta / |T| * the sum over the anchor T of ||z_g - z||^2 over the kept channels."""
         task, local, selected, y = visit.task, visit.local, batch["selected"], batch["y"]
-        weight, slot = selected["weight"].topk(min(self.mu, task.n_classes))
+        slot = selected["weight"].argsort(descending=True, stable=True)[: self.mu]  # the same order on every device
+        weight = selected["weight"][slot]
         missing = local["missing"][slot]
 
         def choose(shared: Tensor, own: Tensor) -> Tensor:

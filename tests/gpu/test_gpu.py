@@ -123,7 +123,7 @@ def test_graphs_compute_clients_that_may_have_finished(problem: Problem) -> None
     graphs = sim.engine.graphs
     assert graphs.works
     captured = {sizes for static in graphs.static.values() for sizes in static.graphs}
-    assert any(certainly_live < computed for computed, certainly_live in captured), "the clients differ in size"
+    assert any(certainly_live < computed for computed, certainly_live, _ in captured), "the clients differ in size"
 
 
 def test_graphs_are_captured_again_for_cohorts_that_outgrow_the_buffers() -> None:
