@@ -1,13 +1,21 @@
-"""Means of each class, and the label counts that clients upload for them."""
+"""Sums and means of each class, and the label counts that clients upload for them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedkeep.method import Bound
+from fedkeep.method import Batch, Bound
+from fedkeep.task import Task
 
 LABEL_COUNTS = Bound(whole=True, low=0, total="n")  # of a client's label counts in an upload
+
+
+def class_sums(task: Task, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the sums [C, d] of the values [B, d] of each class's examples, and their numbers [C], both like values."""
+    of_class = batch["y"] == torch.arange(task.n_classes, device=values.device)[:, None]
+    member = (of_class & batch["mask"]).to(values.dtype)
+    return member @ values, member.sum(1)
 
 
 def mean_by_counts(stacked: Tensor, counts: Tensor, otherwise: Tensor | None = None) -> Tensor:
