@@ -17,6 +17,7 @@ from fedkeep._util import counter_random, layerwise
 from fedkeep._util.batch_norm import batch_statistics, check_batch_norm, frozen_layers, has_batch_statistics
 from fedkeep._util.criterion import Criterion, criterion_name, require_criterion
 from fedkeep._util.dropout import keyed_dropout, may_drop
+from fedkeep._util.functional_module import FunctionalModule
 from fedkeep._util.private_apis import is_batched
 from fedkeep._util.rng import seeded
 from fedkeep._util.stages import call_stage, call_with_stage, stage_names
@@ -106,7 +107,7 @@ class Task:
         for name in frozen_layers(model):
             self.train_module.get_submodule(name).eval()
         self.mixes_examples, self.may_drop = has_batch_statistics(model), may_drop(model)
-        self._call_eval, self._call_train = _FunctionalModule(self._eval), _FunctionalModule(self.train_module)
+        self._call_eval, self._call_train = FunctionalModule(self._eval), FunctionalModule(self.train_module)
         self.init: Tree = {name: p.detach().clone() for name, p in self._eval.named_parameters() if p.requires_grad}
         if not self.init:
             raise ModelError(
@@ -266,7 +267,7 @@ class Task:
         exact = copy.copy(self)
         exact.dtype, exact.autocast, exact.accelerator = torch.float64, None, Accelerator()
         exact._eval = copy.deepcopy(self._eval).double()
-        exact._call_eval = _FunctionalModule(exact._eval)
+        exact._call_eval = FunctionalModule(exact._eval)
         if isinstance(self.criterion, nn.Module):
             exact.criterion = copy.deepcopy(self.criterion).double()
         return exact
@@ -326,34 +327,6 @@ class Task:
         dropout = keyed_dropout(n, batch, self.accelerator.drop) if train and self.may_drop else nullcontext()
         with statistics, dropout:
             return call()
-
-
-class _FunctionalModule:
-    """Calls a module with substituted parameters.
-
-    A faster `torch.func.functional_call`: the parameters' locations are found once, not at each call, which saves about
-    95 microseconds a call. Uses `nn.Module._parameters`, a private attribute.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        names = {id(p): name for name, p in module.named_parameters()}
-        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
-        for part in module.modules():
-            for leaf, p in part._parameters.items():
-                if p is not None:
-                    self.places[names[id(p)]].append((part._parameters, leaf))
-
-    def __call__(self, params: Tree, use: Callable[[nn.Module], Any]) -> Any:
-        own = [(place, leaf, place[leaf]) for name in params for place, leaf in self.places[name]]
-        try:
-            for name, weight in params.items():
-                for place, leaf in self.places[name]:
-                    place[leaf] = weight
-            return use(self.module)
-        finally:
-            for place, leaf, weight in own:
-                place[leaf] = weight
 
 
 def check_model(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ Used in place, without a fallback:
 - `Tensor._make_wrapper_subclass` (here), `torch._C.DisableTorchFunctionSubclass` (fedkeep.engine.gpu.deferred),
   `torch._C._disabled_torch_function_impl` (fedkeep.engine.gpu.products)
 - `torch.utils._python_dispatch.TorchDispatchMode` (fedkeep.engine.recording)
-- `nn.Module._parameters` (fedkeep.task), `nn.Module._modules` (fedkeep.models.norm)
+- `nn.Module._parameters` (fedkeep._util.functional_module), `nn.Module._modules` (fedkeep.models.norm)
 - `ClientApp._registered_funcs` (fedkeep.flower.client)
 - `flwr.common.config.parse_config_args` and `flatten_dict` (fedkeep.flower.dry_run)
 - `flwr.common.constant.ErrorCode.NODE_UNAVAILABLE`, as a number (fedkeep.flower.nodes)

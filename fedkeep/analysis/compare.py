@@ -190,8 +190,7 @@ def _personal_as_markdown(measured: Measured) -> str:
     columns = personal_columns(measured)
     lines = [f"| method | model | {' | '.join(columns.values())} |", "|---|---" + "|---" * len(columns) + "|"]
     for row in measured.rows:
-        cells = [format_mean(row.mean[key], row.std[key], 1, 100) for key in columns]
-        lines.append(f"| {markdown_text(row.label)} | {row.model_text} | {' | '.join(cells)} |")
+        lines.append(f"| {markdown_text(row.label)} | {row.model_text} | {' | '.join(row.cells(columns))} |")
     return f"{measured.title}; {measured.caption}.\n\n" + "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedkeep._util.text import format_mean
 from fedkeep.analysis.groups import Group
 from fedkeep.runs.history import History
 
@@ -137,6 +138,10 @@ class Row:
     def name(self) -> str:
         """What the row is called in a table."""
         return f"{self.label}: {self.model_text}"
+
+    def cells(self, columns: Iterable[str]) -> list[str]:
+        """Return the row's cells of a table with these columns: mean±standard deviation, in percent."""
+        return [format_mean(self.mean[key], self.std[key], 1, scale=100) for key in columns]
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,11 @@ def comparison(title: str, groups: Mapping[str, Group]) -> MethodTable:
 def print_personal(console: Console, groups: Sequence[Group]) -> None:
     """Print what groups recorded of personalised accuracy: a title that says how, and a row per group and model."""
     for measured in measured_groups(groups):
-        keys = personal_columns(measured)
-        rows = {
-            row.name: [Text(format_mean(row.mean[key], row.std[key], 1, 100)) for key in keys] for row in measured.rows
-        }
+        columns = personal_columns(measured)
+        rows = {row.name: [Text(cell) for cell in row.cells(columns)] for row in measured.rows}
         console.print()
         console.print(Text(measured.title, style="bold"))
-        console.print(MethodTable("", list(keys.values()), rows, measured.caption))
+        console.print(MethodTable("", list(columns.values()), rows, measured.caption))
 
 
 def rounds_table(

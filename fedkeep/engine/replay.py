@@ -64,7 +64,7 @@ class Replay:
         if recorded.uses == recorded.next_check:
             recorded.next_check *= 4
             return self._checked(recorded, trees, inputs)
-        return recorded(trees, inputs)
+        return self._like(trees, recorded(inputs))
 
     def _pays(self, n_clients: int) -> bool:
         return self._uses[n_clients] * self.rounds >= MIN_USES and n_clients * self.n_weights <= MAX_WEIGHTS
@@ -82,8 +82,8 @@ class Replay:
             self.recordings[key] = None
             return self.gradients(trees)
         recording.compile(inputs)
-        self.recordings[key] = _Recorded(recording, self.trained)
-        return _like(trees, outputs, self.trained)
+        self.recordings[key] = _Recorded(recording)
+        return self._like(trees, outputs)
 
     def _checked(self, recorded: _Recorded, trees: Tree, inputs: list[Tensor]) -> Result:
         """Return the result in Python; if the replay's is another, do without replays from now on.
@@ -92,8 +92,7 @@ class Replay:
         """
         expected = self.gradients(trees)
         try:
-            found = recorded(trees, inputs)
-            same = all(_equal(a, b) for a, b in zip(_flat(expected), _flat(found), strict=True))
+            same = all(_equal(a, b) for a, b in zip(_flat(expected), recorded(inputs), strict=True))
         except Exception as error:
             log.debug("a local step cannot be replayed: %s", error)
             same = False
@@ -103,27 +102,27 @@ class Replay:
             self.recordings.clear()
         return expected
 
+    def _like(self, trees: Tree, flat: Sequence[Tensor]) -> Result:
+        """Undo `_flat`: gradients are like the trained weights, sums like those that `prepare` started."""
+        sums = trees["local"].get("tracked", {})
+        first = len(flat) - len(tree.leaves(sums))
+        return flat[0], tree.like(self.trained(trees["params"]), flat[1:first]), tree.like(sums, flat[first:])
+
 
 class _Recorded:
     """A recording of a step, how often it was used, and at which use it is checked next: the 1st, 4th, 16th, ..."""
 
-    def __init__(self, recording: Recording, trained: Callable[[Tree], Tree]) -> None:
-        self.recording, self.trained, self.uses, self.next_check = recording, trained, 0, 1
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.uses, self.next_check = recording, 0, 1
 
-    def __call__(self, trees: Tree, inputs: list[Tensor]) -> Result:
+    def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the losses, gradients and tracked sums of a step, one tensor after another."""
         with torch.no_grad():
-            return _like(trees, self.recording(inputs), self.trained)
+            return self.recording(inputs)
 
 
 def _flat(result: Result) -> list[Tensor]:
     return [result[0], *tree.leaves(result[1]), *tree.leaves(result[2])]
-
-
-def _like(trees: Tree, flat: Sequence[Tensor], trained: Callable[[Tree], Tree]) -> Result:
-    """Undo `_flat`: gradients are like the trained weights, sums like those that `prepare` started."""
-    sums = trees["local"].get("tracked", {})
-    first = len(flat) - len(tree.leaves(sums))
-    return flat[0], tree.like(trained(trees["params"]), flat[1:first]), tree.like(sums, flat[first:])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

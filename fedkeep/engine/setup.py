@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep import optim, tree
+from fedkeep import methods, optim, tree
 from fedkeep._util.text_form import TextForm
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.plan import ClientPlan, make_plan
 from fedkeep.data.texts import Texts
 from fedkeep.engine.settings import DTYPES, Settings
-from fedkeep.errors import DataError, ModelError
+from fedkeep.errors import DataError, FedkeepError, MethodError, ModelError
+from fedkeep.method import FedAvg
 from fedkeep.task import Public, Task
 
 
@@ -28,6 +29,31 @@ def require_dataset(data: Any) -> Dataset:
             value=data,
         )
     return data
+
+
+def make_method(method: FedAvg | str) -> FedAvg:
+    """Return the method, with its defaults if it is given by name; raise if it is something else."""
+    chosen = methods.get(method)() if isinstance(method, str) else method
+    if not isinstance(chosen, FedAvg):
+        raise MethodError(
+            f"the method must be an instance, such as FedNTD(), or a name, not {method!r}",
+            key="method",
+            value=method,
+        )
+    return chosen
+
+
+def require_callbacks(callbacks: Any) -> tuple[Callable[..., None], ...]:
+    """Return the callbacks, of which a single one may be given; raise if one cannot be called."""
+    given = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    for callback in given:
+        if not callable(callback):
+            raise FedkeepError(
+                f"a callback is called with the simulation and the record; {callback!r} cannot be called",
+                key="callbacks",
+                value=callback,
+            )
+    return given
 
 
 def make_task(

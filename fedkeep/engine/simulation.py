@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep import losses, methods, models, tree
+from fedkeep import losses, models, tree
 from fedkeep._util.signals import delayed
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.engine import device, privacy, server_hooks, setup
+from fedkeep.engine import device, server_hooks, setup
 from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.divergence import finite_server, require_finite_server
 from fedkeep.engine.evaluate import Evaluator
@@ -26,18 +26,18 @@ from fedkeep.engine.local import ClientJob, LocalTraining
 from fedkeep.engine.loop import Loop
 from fedkeep.engine.round_parts import round_part
 from fedkeep.engine.round_plan import RoundPlanner
+from fedkeep.engine.round_record import make_private, record_cohort, record_plan
 from fedkeep.engine.round_trainer import RoundResult, RoundTrainer
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.trainer import Trainer
-from fedkeep.errors import Diverged, FedkeepError, MethodError
+from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.method import FedAvg, Visit
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.federation_copy import write_federation_copy
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.label_counts import write_label_counts
-from fedkeep.runs.packed import as_table
 from fedkeep.runs.server_state import ServerState, global_params
 from fedkeep.task import check_forward
 from fedkeep.tree import Tree
@@ -64,8 +64,9 @@ class Simulation:
         callbacks: Iterable[Callback] = (),
         criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     ) -> None:
-        self.method = _as_method(method)
-        self.data, self.settings, self.callbacks = setup.require_dataset(data), settings, _as_callbacks(callbacks)
+        self.method = setup.make_method(method)
+        self.data, self.settings = setup.require_dataset(data), settings
+        self.callbacks = setup.require_callbacks(callbacks)
         self.clients = Partition.of(clients, len(data.y_train))
         server_hooks.require_supported(self.method, settings, len(self.clients))
         self.ranks = current_ranks()
@@ -225,15 +226,7 @@ class Simulation:
         the host in between.
         """
         plan, server, evaluation = result.plan, self.server, None
-        record: Record = {
-            "round": plan.round,
-            "lr": result.lr,
-            "cohort": plan.cohort,
-            "skipped": plan.skipped,
-            "bytes_down": tree.nbytes(result.shared) * len(plan.cohort) + result.bytes_sent,
-            "bytes_up": 0,
-            "train_loss": None,
-        }
+        record = record_plan(result)
         if plan.cohort:
             aggregated: list[Tree] = [server]
             self.ranks.on_rank0(lambda: aggregated.append(self._aggregate(result)))
@@ -252,7 +245,7 @@ class Simulation:
             record.update(self.ranks.on_rank0(lambda: self._store(result)))
         if evaluation is not None:
             record.update(self.evaluator.read(evaluation))
-        return self._private(record) if self.settings.private else record
+        return make_private(record, self.settings, self.history.records) if self.settings.private else record
 
     def job(self, client: int, number: int) -> ClientJob:
         """Return one client's job in a round, with its state and what the server sends to it alone."""
@@ -289,20 +282,14 @@ class Simulation:
 
     def _store(self, result: RoundResult) -> Record:
         """Store the clients' states; return the cohort's part of the record."""
-        clients, plan = result.clients, result.plan
-        if clients["client"]:
-            states = clients["client"]
+        states, plan = result.clients["client"], result.plan
+        if states:
             if not self._reserve_on_device(tree.nbytes(states) / len(plan.cohort)):
                 states = tree.to(states, "cpu")
             with round_part("client states"):
                 for k, client in enumerate(plan.cohort):
                     self.state.clients.put(client, tree.map(lambda t, k=k: t[k].clone(), states), plan.round)
-        record: Record = {"train_loss": float(clients["loss"].mean()), "bytes_up": result.bytes_up}
-        if "hits" in clients:
-            total = torch.bincount(self.y_test, minlength=self.task.n_classes)
-            tables = {"hits": clients["hits"], "total": total, "label_counts": clients["label_counts"]}
-            record["local"] = {key: as_table(table.cpu()) for key, table in tables.items()}
-        return record
+        return record_cohort(result, self.y_test, self.task.n_classes)
 
     def _reserve_on_device(self, state_bytes: float) -> bool:
         """Return whether all clients' states may stay on the device, and let their store use a tenth of a GPU."""
@@ -328,11 +315,6 @@ class Simulation:
             evaluated = self._evaluate()
             self._record(self.ranks.on_rank0(lambda: {"round": 0, **evaluated}))
             self._checkpoint()
-
-    def _private(self, record: Record) -> Record:
-        """Return the record without what is not noised, and with epsilon."""
-        cohorts = [past["cohort"] for past in (*self.history.records, record) if "cohort" in past]
-        return {**privacy.public_record(record), "epsilon": privacy.epsilon(self.settings, cohorts)}
 
     def _evaluate(self) -> Record:
         with self._numerics(), round_part("test of the global model"):
@@ -370,26 +352,3 @@ class Simulation:
 
     def _numerics(self) -> AbstractContextManager[None]:
         return device.numerics(self.settings, self.task.device, self.threads)
-
-
-def _as_method(method: FedAvg | str) -> FedAvg:
-    chosen = methods.get(method)() if isinstance(method, str) else method
-    if not isinstance(chosen, FedAvg):
-        raise MethodError(
-            f"the method must be an instance, such as FedNTD(), or a name, not {method!r}",
-            key="method",
-            value=method,
-        )
-    return chosen
-
-
-def _as_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
-    given = (callbacks,) if callable(callbacks) else tuple(callbacks)
-    for callback in given:
-        if not callable(callback):
-            raise FedkeepError(
-                f"a callback is called with the simulation and the record; {callback!r} cannot be called",
-                key="callbacks",
-                value=callback,
-            )
-    return given

@@ -47,7 +47,7 @@ class Stacked:
         self._texts = TextWidths(x) if isinstance(x, Texts) else None
         self.replay: Replay | None = None
         if y.device.type == "cpu" and each is map_clients:
-            compute = functools.partial(local.losses_and_gradients, each=each)
+            compute = functools.partial(local.gradients.compute, each=each)
             self.replay = Replay(compute, local.task.n_weights, rounds, local.trained)
 
     def train(self, shared: Tree, jobs: Sequence[ClientJob], lr: float) -> ClientResult:
@@ -115,7 +115,7 @@ class Stacked:
             with at_stage(method, "select_examples"):
                 selected = self._selected(shared, facts, local, plan, notes)
             with at_stage(method, "rehearse"):
-                rehearsed = self._client_by_client(self.local.rehearse_all, shared, local, plan)
+                rehearsed = self._client_by_client(self.local.hooks.rehearse_all, shared, local, plan)
             buffers = {
                 "shared": shared,
                 "facts": facts,
@@ -123,7 +123,7 @@ class Stacked:
                 "selected": selected,
                 "params": tree.map(torch.clone, params),
                 "state": map_clients(task.optimizer.init, self.local.trained(params)),
-                "notes": notes if self.local.annotates_once else {},
+                "notes": notes if self.local.hooks.annotates_once else {},
                 "rehearsed": rehearsed,
                 "plan": plan.steps_on_device,
                 "noise_seed": plan.noise_seeds() if method.noise_size else {},
@@ -175,7 +175,7 @@ class Stacked:
             running = tree.take(running, slice(n_computed))
         plan = tree.map(lambda t: _row(t, s, n_computed), buffers["plan"])
         batch = {**self._batch(plan, plan["augment"], width), **running["selected"]}
-        if self.local.annotates_once:
+        if self.local.hooks.annotates_once:
             batch["note"] = tree.take(buffers["notes"], plan["place"])
         if "dropout_key" in plan:
             batch["dropout_key"] = plan["dropout_key"]
@@ -232,7 +232,7 @@ class Stacked:
         """Annotate the cohort's examples: client by client, or all at once if `prepare` returns nothing."""
         if local and self.graphs and self.each is not one_stream_each:
             return self._notes_of_stack(shared, local, plan)
-        return self._client_by_client(self.local.annotate_all, shared, local, plan)
+        return self._client_by_client(self.local.hooks.annotate_all, shared, local, plan)
 
     def _client_by_client(self, hook: Callable[..., Tree], shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Call a hook with all examples of every client; of all clients at once if `prepare` returns nothing."""
@@ -243,14 +243,16 @@ class Stacked:
 
     def _notes_of_stack(self, shared: Tree, local: Tree, plan: StackedPlan) -> Tree:
         """Annotate the examples of all clients together, over a padded axis: a GPU has room for several clients."""
-        if not self.local.annotates:
+        if not self.local.hooks.annotates:
             return {}
         longest, clients = max(plan.sizes), len(plan.sizes)
         place = torch.arange(longest, device=self.y.device)
         at = plan.examples[plan.start[:, None] + torch.minimum(place, plan.last[:, None])]
-        size = max(1, self.local.annotation_batch_size(self.x, self.y.device) // clients)
+        size = max(1, self.local.hooks.annotation_batch_size(self.x, self.y.device) // clients)
         parts = [
-            self.each(lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, self._inputs(own), self.y[own])
+            self.each(
+                lambda loc, x, y: self.local.hooks.annotate(shared, loc, x, y), local, self._inputs(own), self.y[own]
+            )
             for own in torch.split(at, size, dim=1)
         ]
         notes = tree.map(lambda *ts: torch.cat(ts, dim=1), *parts)
@@ -283,7 +285,7 @@ class Stacked:
         at = plan.examples[own + plan.start[:, None]]
         inputs = self._inputs(at)
         note = self._each_without_kernels(
-            lambda loc, x, y: self.local.annotate(shared, loc, x, y), local, inputs, self.y[at]
+            lambda loc, x, y: self.local.hooks.annotate(shared, loc, x, y), local, inputs, self.y[at]
         )
         return {"selected": {"x": inputs, "y": self.y[at], "weight": weight, "note": note}}
 

@@ -53,13 +53,10 @@ class StackedPlan:
         place, at = np.zeros((S, K, B), dtype=np.int64), np.zeros((S, K, B), dtype=np.int64)
         mask = np.zeros((S, K, B), dtype=bool)
         augment = {key: np.zeros((S, K, B), dtype=np.int64) for key in jobs[0].plan.augment}
-        rehearsal = np.zeros((S, K, B), dtype=np.int64)
         for k, job in enumerate(jobs):
             s, b = job.plan.index.shape
             place[:s, k, :b], mask[:s, k, :b] = job.plan.index + starts[k], job.plan.mask
             at[:s, k, :b] = job.examples[job.plan.index]
-            if rehearses:
-                rehearsal[:s, k, :b] = job.plan.rehearsal + starts[k]
             for key, value in job.plan.augment.items():
                 augment[key][:s, k, :b] = value
         steps_on_host: Tree = {"at": at, "place": place, "mask": mask, "augment": augment}
@@ -67,6 +64,11 @@ class StackedPlan:
             steps_on_host["dropout_key"] = np.zeros((S, K), dtype=np.int64)
             for k, job in enumerate(jobs):
                 steps_on_host["dropout_key"][: steps[k], k] = job.plan.dropout_keys
+        if rehearses:
+            steps_on_host["rehearsal"] = np.zeros((S, K, B), dtype=np.int64)
+            for k, job in enumerate(jobs):
+                s, b = job.plan.rehearsal.shape
+                steps_on_host["rehearsal"][:s, k, :b] = job.plan.rehearsal + starts[k]
 
         self.widths: list[int | None] = texts.of_steps(at, mask) if texts else [None] * S
         self.widest = texts.of_all(np.concatenate([job.examples for job in jobs])) if texts else None
@@ -76,8 +78,6 @@ class StackedPlan:
             return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
         # at: index into the training data; place, rehearsal: index into `examples`; mask: False for padding
-        if rehearses:
-            steps_on_host["rehearsal"] = rehearsal
         self.steps_on_device: Tree = tree.map(put, steps_on_host)
         self.examples = put(np.concatenate([job.examples for job in jobs]).astype(np.int64))
         self.own = torch.split(self.examples, self.sizes)
@@ -91,11 +91,7 @@ class StackedPlan:
         clients = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left").tolist()
         if not any(len(job.plan.dropped) for job in self.jobs):  # the first epoch
             return {key: self.steps_on_device[key] for key in ("at", "mask")}, clients
-        shape = (int(lengths[0]), len(passes), self.steps_on_device["at"].shape[-1])
-        at, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
-        for k, (job, batches) in enumerate(zip(self.jobs, passes, strict=True)):
-            for s, own in enumerate(batches):
-                at[s, k, : len(own)], mask[s, k, : len(own)] = job.examples[own], True
+        at, mask = self._padded(passes)
         return {"at": self.put(at), "mask": self.put(mask)}, clients
 
     def noise_seeds(self) -> Tensor:
@@ -108,15 +104,21 @@ class StackedPlan:
         The batches are {at, mask, position} [P, K, B]; `position` counts a client's examples in this order.
         """
         passes = [job.plan.refine_batches for job in self.jobs]
+        at, mask = self._padded(passes)
+        full = np.array([job.plan.index.shape[1] for job in self.jobs])  # how many examples a client's batches have
+        first = np.arange(len(at))[:, None, None] * full[:, None]
+        position = np.where(mask, first + np.arange(at.shape[-1]), 0)
+        widest = [1 + int(np.flatnonzero(row.any(-1)).max()) for row in mask]
+        return tree.map(self.put, {"at": at, "mask": mask, "position": position}), widest
+
+    def _padded(self, passes: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the examples in every client's batches, [P, K, B], and which of them are real."""
         shape = (max(map(len, passes)), len(passes), self.steps_on_device["at"].shape[-1])
-        at, position = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        mask = np.zeros(shape, dtype=bool)
+        at, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
         for k, (job, batches) in enumerate(zip(self.jobs, passes, strict=True)):
             for p, own in enumerate(batches):
                 at[p, k, : len(own)], mask[p, k, : len(own)] = job.examples[own], True
-                position[p, k, : len(own)] = np.arange(len(own)) + p * job.plan.index.shape[1]
-        widest = [1 + int(np.flatnonzero(row.any(-1)).max()) for row in mask]
-        return tree.map(self.put, {"at": at, "mask": mask, "position": position}), widest
+        return at, mask
 
     def is_of(self, jobs: Sequence[ClientJob]) -> bool:
         """Return whether this was made from the plans of these jobs."""

@@ -30,6 +30,7 @@ from fedkeep.method import (
     Visit,
     hyper,
 )  # fmt: skip
+from fedkeep.methods._per_class import class_sums
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -60,9 +61,8 @@ class FedDistill(FedAvg):
             return masked_mean(visit.task.criterion(z, y) + lam * kl(z, torch.zeros_like(z), self.T), batch["mask"])
         weight = lam * visit.local["taught"][y]
         value = visit.task.criterion(z, y) + weight * kl(z, visit.local["Z"][y], self.T)
-        classes = torch.arange(visit.task.n_classes, device=y.device)
-        own = ((classes[:, None] == y) & batch["mask"]).to(z.dtype)
-        return masked_mean(value, batch["mask"]), {"z": own @ z.detach(), "count": own.sum(1)}
+        sums, count = class_sums(visit.task, z.detach(), batch)
+        return masked_mean(value, batch["mask"]), {"z": sums, "count": count}
 
     def init_client(self, task: Task, params: Params) -> ClientState:
         """Start without logits."""

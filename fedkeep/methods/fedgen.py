@@ -34,6 +34,7 @@ from fedkeep.method import (
     hyper,
 )  # fmt: skip
 from fedkeep.methods._generator import generate, generate_in_training, new_generator
+from fedkeep.methods._per_class import LABEL_COUNTS
 from fedkeep.optim import Adam
 from fedkeep.task import Task
 from fedkeep.tree import Tree
@@ -49,7 +50,7 @@ class FedGen(FedAvg):
     name: ClassVar[str] = "fedgen"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
     averaged: ClassVar[tuple[str, ...]] = ()  # each client's head teaches the generator
-    bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": Bound(whole=True, low=0, total="n")}
+    bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": LABEL_COUNTS}
     alpha: float = hyper(0.1, "weight of the generated examples", search=(0.01, 10.0), low=0, fedavg_at=0.0,
                          test_value=1.0)  # fmt: skip
     beta: float = hyper(0.0, "weight of the distance to the generated examples of the same labels", low=0,

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedkeep import tree
@@ -31,6 +30,7 @@ from fedkeep.method import (
 )  # fmt: skip
 from fedkeep.methods._centred import centred
 from fedkeep.methods._classifier import classifier
+from fedkeep.methods._per_class import LABEL_COUNTS, mean_by_counts
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -42,7 +42,7 @@ class FedKeep(FedAvg):
     name: ClassVar[str] = "fedkeep"
     paper: ClassVar[str] = "this library"
     averaged: ClassVar[tuple[str, ...]] = ()
-    bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": Bound(whole=True, low=0, total="n")}
+    bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": LABEL_COUNTS}
     floor: float = hyper(1e-3, "smallest class share in the calibrated loss; 1: plain cross-entropy",
                          search=(1e-4, 0.1), above=0, high=1, test_value=0.05)  # fmt: skip
     server_momentum: float = hyper(0.7, "share of the server's velocity kept from round to round", search=(0.5, 0.8),
@@ -86,18 +86,11 @@ class FedKeep(FedAvg):
         """Average, the classifier's rows by label counts; v <- m v + (average - w); w <- w + v."""
         w = server["params"]
         average = dict(tree.mean(uploads["params"], uploads["n"]))
-        for name in self._head(task) if self.rows else ():
-            average[name] = _mean_of_rows(uploads["params"][name], uploads["mu"], w[name])
+        for name in self._head(task) if self.rows else ():  # of a class that nobody has, the last row
+            average[name] = mean_by_counts(uploads["params"][name], uploads["mu"], w[name])
         v = tree.map(lambda v, a, w: self.server_momentum * v + (a - w), server["v"], average, w)
         return {"params": tree.add(w, v), "v": v}
 
     def _head(self, task: Task) -> list[str]:
         """Return the names of the classifier's weights."""
         return classifier(task, self.name, "rows", "False")
-
-
-def _mean_of_rows(stacked: Tensor, counts: Tensor, before: Tensor) -> Tensor:
-    """Average row c of [K, C, ...] by the counts [K, C] of class c; keep the row of a class that nobody has."""
-    weight = counts.reshape(*counts.shape, *[1] * (stacked.ndim - 2)).to(stacked.dtype)
-    total = weight.sum(0)
-    return torch.where(total > 0, (weight * stacked).sum(0) / total.clamp(min=1), before)

@@ -32,6 +32,7 @@ from fedkeep.method import (
     hyper,
 )  # fmt: skip
 from fedkeep.methods._classifier import classifier
+from fedkeep.methods._per_class import LABEL_COUNTS, class_sums, mean_by_counts
 from fedkeep.methods._simplex import simplex_minimum
 from fedkeep.task import Task
 from fedkeep.tree import Tree
@@ -47,11 +48,7 @@ class FedPAC(FedAvg):
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     averaged: ClassVar[tuple[str, ...]] = ()  # heads are mixed one client at a time
     reveals: ClassVar[str] = "its share in a mixture of heads, large if the two have similar data"
-    bounds: ClassVar[Mapping[str, Bound]] = {
-        **FedAvg.bounds,
-        "counts": Bound(whole=True, low=0, total="n"),
-        "V": Bound(low=0),
-    }
+    bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "counts": LABEL_COUNTS, "V": Bound(low=0)}
     lam: float = hyper(1.0, "weight of the alignment (lambda)", search=(0.1, 10.0), low=0, test_value=5.0)
     eta: float = hyper(0.1, "learning rate of the head", search=(0.01, 0.3), above=0, test_value=0.01)
     epochs: int = hyper(1, "passes in which the head is trained, before the body", low=1, whole=True, test_value=2)
@@ -83,13 +80,11 @@ class FedPAC(FedAvg):
         if self.mix:
             shares = torch.from_numpy(mixtures(uploads["V"], uploads["h"])).to(ids.device)
             new = tree.map(lambda t: torch.tensordot(shares.to(t.dtype), t, dims=1), new)
-        total = counts.sum(0)
-        sums = (counts[..., None] * uploads["centroids"]).sum(0)
         return {
             "params": tree.mean(uploads["params"], uploads["n"]),
             "heads": tree.map(lambda old, rows: old.index_copy(0, ids, rows), server["heads"], new),
-            "centroids": (sums / total.clamp(min=1)[:, None]).to(server["centroids"].dtype),
-            "known": (total > 0).to(server["known"].dtype),
+            "centroids": mean_by_counts(uploads["centroids"], counts).to(server["centroids"].dtype),
+            "known": (counts.sum(0) > 0).to(server["known"].dtype),
         }
 
     # Client
@@ -123,8 +118,9 @@ class FedPAC(FedAvg):
 
         grads, features = torch.func.grad(loss, has_aux=True)(local["head"])
         head, state = task.optimizer.update(grads, local["state"], local["head"], self.eta)
+        features = _at_least_float32(features)
         sums, seen = class_sums(task, features, batch)
-        squares = class_sums(task, features.to(sums.dtype).square().sum(-1, keepdim=True), batch)[0][:, 0]
+        squares = class_sums(task, features.square().sum(-1, keepdim=True), batch)[0][:, 0]
         added = tree.add({key: local[key] for key in ("sums", "squares", "seen")},
                          {"sums": sums, "squares": squares, "seen": seen})  # fmt: skip
         return {"head": head, "state": state, **added}
@@ -148,7 +144,8 @@ class FedPAC(FedAvg):
 
     def measure(self, visit: Visit, params: Params, batch: Batch) -> Tree:
         """Add up the trained model's features of each class."""
-        sums, seen = class_sums(visit.task, visit.task.outputs(params, batch["x"])[0], batch)
+        features = visit.task.outputs(params, batch["x"])[0]
+        sums, seen = class_sums(visit.task, _at_least_float32(features), batch)
         return {"sums": sums, "seen": seen}
 
     def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
@@ -166,12 +163,8 @@ class FedPAC(FedAvg):
         return {**visit.shared["params"], **visit.sent["head"]}
 
 
-def class_sums(task: Task, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the sums [C, d] of the values [B, d] of each class's examples, and their numbers [C], at least float32."""
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
-    of_class = batch["y"] == torch.arange(task.n_classes, device=values.device)[:, None]
-    member = (of_class & batch["mask"]).to(values.dtype)
-    return member @ values, member.sum(1)
+def _at_least_float32(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def _means(sums: Tree) -> tuple[Tensor, Any]:

@@ -31,6 +31,7 @@ from fedkeep.method import (
     Visit,
     hyper,
 )  # fmt: skip
+from fedkeep.methods._per_class import LABEL_COUNTS
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -44,7 +45,7 @@ class Flashback(FedAvg):
     averaged: ClassVar[tuple[str, ...]] = ()  # each client's model is a teacher
     bounds: ClassVar[Mapping[str, Bound]] = {
         **FedAvg.bounds,
-        "mu": Bound(whole=True, low=0, total="n"),
+        "mu": LABEL_COUNTS,
         "r": Bound(whole=True, low=1, high=lambda r: r.round),  # at most one visit per round
     }
     gamma: float = hyper(0.025, "share of its label counts that a client adds to the global ones at a visit",

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util import arrays
-from fedkeep._util.text import format_mean
 from fedkeep.analysis.groups import Group
 from fedkeep.analysis.personal import measured_groups, personal_columns
 
@@ -28,7 +27,7 @@ def personal_data(groups: list[Group]) -> list[dict[str, Any]]:
                 "index": labels.index(row.label),
                 "label": row.label,
                 "model": row.model_text,
-                "cells": [format_mean(row.mean[key], row.std[key], 1, 100) for key in columns],
+                "cells": row.cells(columns),
                 "mean": row.mean["mean"],
                 "worst_tenth": row.mean["worst_tenth"],
                 "number": len(row.clients),

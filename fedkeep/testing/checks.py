@@ -311,7 +311,7 @@ def _teachers_are_in_evaluation_mode(method: FedAvg, problem: Problem, expect: E
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
             local = local_of(sim, shared, job, facts, sim.x, sim.y, n=8, pad=0)
-            results.append({"local": local, "note": sim.local.annotate(shared, local, sim.x[:8], sim.y[:8])})
+            results.append({"local": local, "note": sim.local.hooks.annotate(shared, local, sim.x[:8], sim.y[:8])})
     what = "prepare, refine or annotate depends on dropout: apply the model without train=True"
     expect.same(results[0], results[1], what, tolerance=0)
 

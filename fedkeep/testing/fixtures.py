@@ -79,10 +79,10 @@ def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:
     facts = tree.take(local.facts([job.plan], counts[None], 0.1), 0)
     with torch.no_grad():
         prepared = with_own_sums(local_of(sim, shared, job, facts, x, y, 4, pad))
-        notes = local.annotate(shared, prepared, x, y)
+        notes = local.hooks.annotate(shared, prepared, x, y)
         own = tree.take(sim.x, slice(8))
-        selected = local.selected_examples(shared, facts, prepared, own, y, np.linspace(0, 1, 8), notes)
-        rehearsed = local.rehearse_all(shared, prepared, own, y, torch.arange(7, -1, -1))
+        selected = local.hooks.selected_examples(shared, facts, prepared, own, y, np.linspace(0, 1, 8), notes)
+        rehearsed = local.hooks.rehearse_all(shared, prepared, own, y, torch.arange(7, -1, -1))
     batch = {"x": tree.take(x, slice(4 + pad)), "y": y[: 4 + pad], "mask": torch.arange(4 + pad) < 4, **selected}
     if method.uses("annotate"):
         batch["note"] = tree.take(notes, slice(4 + pad))

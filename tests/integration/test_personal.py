@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.analysed import results_of, resume_analysed, run_analysed
 from support.cli import fedkeep
 from support.errors import raises
 from support.methods import EveryHook
@@ -26,8 +27,6 @@ from fedkeep.errors import FedkeepError
 from fedkeep.instruments.summary import sentences
 from fedkeep.method import FedAvg
 from fedkeep.reproduce.measures import get_measure
-from fedkeep.runs.folder import RunFolder
-from fedkeep.runs.reading import read_instruments
 
 LABELS = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]  # client 0: class 0; client 1: 0, 1, 1, 1; client 2: class 2
 CLIENTS = [np.arange(4), np.arange(4, 8), np.arange(8, 10)]
@@ -203,20 +202,12 @@ def test_fine_tuning_is_the_local_training_of_the_next_round(problem: Problem) -
 
 @pytest.fixture
 def folder(problem: Problem, tmp_path: Path) -> Path:
-    parts = ("fedala", problem.model, problem.data, problem.clients)
-    settings = {**problem.settings, "rounds": 4}
-    fk.simulate(*parts, run_dir=tmp_path / "run", callbacks=ins.Every(2, "personal"), **settings)
-    return tmp_path / "run"
+    return run_analysed(problem, "fedala", 2, "personal", tmp_path / "run")
 
 
 def test_a_resumed_run_records_the_same(problem: Problem, folder: Path, tmp_path: Path) -> None:
-    for rounds in (2, 4):
-        opened = RunFolder.open if rounds == 4 else lambda path: RunFolder.create(path, {"checkpoint_every": 1})
-        with opened(tmp_path / "other") as other:
-            sim = problem.simulation(fk.methods.FedALA(), rounds=rounds).attach(other)
-            sim.callbacks = (ins.Every(2, "personal"),)
-            sim.run()
-    whole, resumed = ([one["personal"] for one in read_instruments(path)] for path in (folder, tmp_path / "other"))
+    other = resume_analysed(problem, "fedala", 2, "personal", tmp_path / "other")
+    whole, resumed = results_of("personal", folder, other)
     assert whole == resumed
     assert (whole[-1]["rounds"], len(whole)) == (2, 2)
 

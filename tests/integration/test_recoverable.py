@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from support.analysed import results_of, resume_analysed, run_analysed
 from support.cli import fedkeep
 from support.errors import raises
 from support.problems import Problem, same
@@ -157,20 +158,12 @@ def test_both_engines_record_the_same(problem: Problem) -> None:
 
 @pytest.fixture
 def folder(problem: Problem, tmp_path: Path) -> Path:
-    parts = ("scaffold", problem.model, problem.data, problem.clients)
-    settings = {**problem.settings, "rounds": 4}
-    fk.simulate(*parts, run_dir=tmp_path / "run", callbacks=ins.Every(1, "recoverable"), **settings)
-    return tmp_path / "run"
+    return run_analysed(problem, "scaffold", 1, "recoverable", tmp_path / "run")
 
 
 def test_a_resumed_run_records_the_same(problem: Problem, folder: Path, tmp_path: Path) -> None:
-    for rounds in (2, 4):
-        opened = RunFolder.open if rounds == 4 else lambda path: RunFolder.create(path, {"checkpoint_every": 1})
-        with opened(tmp_path / "other") as other:
-            sim = problem.simulation(fk.methods.Scaffold(), rounds=rounds).attach(other)
-            sim.callbacks = (ins.Every(1, "recoverable"),)
-            sim.run()
-    whole, resumed = ([one["recoverable"] for one in read_instruments(path)] for path in (folder, tmp_path / "other"))
+    other = resume_analysed(problem, "scaffold", 1, "recoverable", tmp_path / "other")
+    whole, resumed = results_of("recoverable", folder, other)
     assert whole == resumed
     assert whole[-1]["rounds"] == 4
 

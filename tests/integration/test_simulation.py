@@ -495,8 +495,8 @@ def test_annotation_in_chunks_is_annotation(problem: Problem, engine: str) -> No
 def test_annotation_on_a_gpu_is_bounded_by_bytes(problem: Problem) -> None:
     local = problem.simulation(fk.methods.FedNTD(), dtype="float32").local
     small, large = torch.zeros(5, 3, 32, 32, dtype=torch.uint8), torch.zeros(5, 3, 224, 224, dtype=torch.uint8)
-    assert [local.annotation_batch_size(x, torch.device("cpu")) for x in (small, large)] == [1024, 1024]
-    assert [local.annotation_batch_size(x, torch.device("cuda")) for x in (small, large)] == [8192, 222]
+    assert [local.hooks.annotation_batch_size(x, torch.device("cpu")) for x in (small, large)] == [1024, 1024]
+    assert [local.hooks.annotation_batch_size(x, torch.device("cuda")) for x in (small, large)] == [8192, 222]
 
 
 @pytest.mark.parametrize("limit", [0.05, 1e6])
