@@ -21,13 +21,13 @@ _NARROW = ["better", "than", "seeds", "by, here", "verdict"]
 
 def print_claims(console: Console, claims: Sequence[ClaimEntry], without: Sequence[str]) -> None:
     """Print the claims that were judged as tables, the others as lines."""
-    if claims or without:
-        console.print(Text("\nFigures", style="bold") + Text(f"  {_counts(claims)}", style="not bold"))
-    for table, entries in by_table(claims):
-        console.print(Text(table.name, style="bold"))
-        _print_figure(console, entries)
-    if without:
-        console.print(Padding(Text(_without_claim(without), style="dim"), (0, 0, 0, 0)))
+    for heading, some, others in _sections(claims, without):
+        console.print(Text(f"\n{heading}", style="bold") + Text(f"  {_counts(some)}", style="not bold"))
+        for table, entries in by_table(some):
+            console.print(Text(table.name, style="bold"))
+            _print_figure(console, entries)
+        if others:
+            console.print(Padding(Text(_without_claim(others), style="dim"), (0, 0, 0, 0)))
 
 
 def print_claims_of_figure(console: Console, claims: Sequence[ClaimEntry]) -> None:
@@ -48,11 +48,25 @@ def _print_figure(console: Console, entries: Sequence[ClaimEntry]) -> None:
 
 def format_markdown(claims: Sequence[ClaimEntry], without: Sequence[str]) -> str:
     """Format the claims as Markdown."""
-    out = ["## Figures", "", f"{_counts(claims)}."]
-    for table, entries in by_table(claims):
-        out += ["", f"### {table.name}: {table.title}", "", f"{table.paper}.", ""]
-        out += _markdown_of_figure(entries)
-    return "\n".join([*out, *(["", f"{_without_claim(without)}."] if without else [])])
+    out: list[str] = []
+    for heading, some, others in _sections(claims, without):
+        out += [*([""] if out else []), f"## {heading}", "", f"{_counts(some)}."]
+        for table, entries in by_table(some):
+            out += ["", f"### {table.name}: {table.title}", "", f"{table.paper}.", ""]
+            out += _markdown_of_figure(entries)
+        out += ["", f"{_without_claim(others)}."] if others else []
+    return "\n".join(out)
+
+
+def _sections(
+    claims: Sequence[ClaimEntry], without: Sequence[str]
+) -> Iterator[tuple[str, list[ClaimEntry], Sequence[str]]]:
+    """Yield the papers' claims, with the names of figures without one, and fedkeep's own."""
+    papers, own = ([entry for entry in claims if entry.table.own == is_own] for is_own in (False, True))
+    if papers or without:
+        yield "Figures", papers, without
+    if own:
+        yield "fedkeep's own comparisons", own, ()
 
 
 def format_claims_of_figure(claims: Sequence[ClaimEntry]) -> str:
@@ -80,8 +94,11 @@ def as_data(claims: Sequence[ClaimEntry]) -> list[dict[str, Any]]:
 def _counts(claims: Sequence[ClaimEntry]) -> str:
     counts = Counter(entry.verdict for entry in claims)
     parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
-    whose = "paper's text makes" if len({entry.table.name for entry in claims}) == 1 else "papers' texts make"
-    return f"Comparisons that the {whose}: {', '.join(parts) or 'none'}"
+    one = len({entry.table.name for entry in claims}) == 1
+    who = "the paper's text makes" if one else "the papers' texts make"
+    if claims and claims[0].table.own:
+        who = "fedkeep makes"
+    return f"Comparisons that {who}: {', '.join(parts) or 'none'}"
 
 
 def _by_claim(entries: Sequence[ClaimEntry]) -> Iterator[tuple[str, list[ClaimEntry]]]:

@@ -1,9 +1,10 @@
 """Kept runs: what a table needs of its runs, all of them in one small compressed file.
 
 A line is one run as JSON: its name (column/row-seed-n), its experiment file, and for every evaluated round how many
-test examples of each class were right. That is enough for accuracies and forgetting; confusion matrices, cohorts and
-weights are not kept. Of what instruments recorded, the last round's small studies are kept. A run of 200 rounds takes
-about 5 kB.
+test examples of each class were right. That is enough for accuracies and forgetting; confusion matrices, weights and
+most cohorts are not kept. The same counts of local models are, where they were evaluated, and of what instruments
+recorded, the last round's small studies. A run of 200 rounds takes about 5 kB, and half a kB for each round's local
+models.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,10 +34,21 @@ _MAX_BYTES = 256 << 20  # of an uncompressed file
 _DIGITS = {"seconds": 3, "train_loss": 4}  # that are kept
 
 
-class _Kept(BaseModel):
-    """One line."""
-
+class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Local(_Part):
+    """The local models of one round; rows are clients, columns are classes."""
+
+    round: int
+    cohort: list[int]
+    hits: list[list[int]]
+    label_counts: list[list[int]]
+
+
+class _Kept(_Part):
+    """One line."""
 
     run: str = Field(min_length=1, max_length=200)
     experiment: dict[str, Any]
@@ -49,6 +62,7 @@ class _Kept(BaseModel):
     ended: str | None = None
     diverged: str | None = None
     instruments: dict[str, Any] | None = None  # of the last analysed round
+    local: list[_Local] | None = None
 
     @model_validator(mode="after")
     def _require_one_value_per_round(self) -> _Kept:
@@ -58,6 +72,14 @@ class _Kept(BaseModel):
             raise ValueError("there must be one value per round, and one count per class")
         if any(hit > total for row in self.hits for hit, total in zip(row, self.total, strict=True)):
             raise ValueError("there are more hits than examples")
+        return self
+
+    @model_validator(mode="after")
+    def _require_one_row_per_client(self) -> _Kept:
+        for local in self.local or ():
+            shape = len(local.cohort), {len(self.total)}
+            if any((len(rows), {len(row) for row in rows}) != shape for rows in (local.hits, local.label_counts)):
+                raise ValueError(f"round {local.round}: there must be one row per client, and one count per class")
         return self
 
 
@@ -113,6 +135,11 @@ def _to_history(path: Path, kept: _Kept) -> History:
         {"round": number, "hits": kept.hits[t], "total": kept.total, **{key: one[t] for key, one in columns.items()}}
         for t, number in enumerate(kept.rounds)
     ]
+    local = {one.round: one.model_dump(exclude={"round", "cohort"}) for one in kept.local or ()}
+    cohorts = {one.round: one.cohort for one in kept.local or ()}
+    for record in records:
+        if record["round"] in local:
+            record |= {"cohort": cohorts[record["round"]], "local": {**local[record["round"]], "total": kept.total}}
     history = History(
         about["method"]["name"], settings_of(about), records, about=about, ended=kept.ended, diverged=kept.diverged
     )
@@ -147,8 +174,22 @@ def _from_history(name: str, history: History) -> _Kept:
         ended=history.ended,
         diverged=history.diverged,
         instruments=_last_studies(history),
+        local=_local_models(history, rows["rounds"]) or None,
         **rows,
     )
+
+
+def _local_models(history: History, evaluated: list[int]) -> list[_Local]:
+    """Return the hits of the local models in the evaluated rounds."""
+    return [
+        _Local(
+            round=record["round"],
+            cohort=record["cohort"],
+            **{key: np.asarray(record["local"][key]).tolist() for key in ("hits", "label_counts")},
+        )
+        for record in history.records
+        if "local" in record and record["round"] in evaluated
+    ]
 
 
 def _last_studies(history: History) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedkeep._util.validate import require_choice
+from fedkeep.analysis.anatomy import anatomies, loss_by_phase
 from fedkeep.errors import ConfigError
 from fedkeep.forgetting import rounds_to, rounds_to_fractions
 from fedkeep.instruments.headings import heading_of
@@ -88,6 +89,16 @@ def _at_round(number: int) -> FromHistory:
     return from_history
 
 
+def _lost(phase: str) -> FromHistory:
+    """Return what a client's local training, or the aggregation, costs a class on average (Flashback)."""
+
+    def from_history(history: History, baseline: History | None, target: float | None) -> float | None:
+        phases = loss_by_phase(anatomies(history))
+        return None if phases is None else phases[phase]
+
+    return from_history
+
+
 def _recorded(name: str, scale: float) -> FromHistory:
     def from_history(history: History, baseline: History | None, target: float | None) -> float | None:
         value = value_of(history, name)
@@ -110,6 +121,8 @@ MEASURES = {
     "rounds_to_75": Measure("rounds to 0.75 A", False, _rounds_to_share_of_target(0.75), 0, True, True),
     "rounds_to_95": Measure("rounds to 0.95 A", False, _rounds_to_share_of_target(0.95), 0, True, True),
     "round_forgetting": Measure("round forgetting", False, _from_summary("round_forgetting", 1), digits=3),
+    "local_forgetting": Measure("local forgetting", False, _lost("local"), digits=3),
+    "aggregation_forgetting": Measure("aggregation forgetting", False, _lost("aggregation"), digits=3),
     "last10": Measure("last ten %", True, _last_rounds(10)),
     "speed_up": Measure("speed-up", True, _speed_up, digits=1),
 }

@@ -126,14 +126,14 @@ class Quick(ColumnChange):
 
 
 class Table(_Strict):
-    """A paper's table."""
+    """A paper's table, or one of fedkeep's own."""
 
     format: Literal[1]
     title: str
     paper: str
     measures: list[str]
     plots: list[str] = Field(default_factory=list)  # what a figure draws
-    claims: list[Claim] = Field(default_factory=list)  # what the paper says of a figure
+    claims: list[Claim] = Field(default_factory=list)  # what the paper says of a figure, or fedkeep of its method
     notes: list[str] = Field(default_factory=list)
     instruments: Instruments | None = None  # what is recorded during the runs
     seeds: int = Field(default=3, ge=1)  # by default
@@ -182,6 +182,11 @@ class Table(_Strict):
                     key = f"columns.{name}.paper.{row}"
                     require_choice(key, measure, self.measures, what=f"measure in {key}:", error=ConfigError)
         return self
+
+    @property
+    def own(self) -> bool:
+        """Whether it is fedkeep's own comparison, not a paper's."""
+        return self.paper_name == "fedkeep"
 
     @property
     def paper_name(self) -> str:

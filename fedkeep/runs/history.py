@@ -75,8 +75,7 @@ class History:
     @property
     def class_accuracy(self) -> np.ndarray:
         """[evaluated rounds, classes] of the global model; NaN for classes that are not in the test set."""
-        hits, total = self._hits()
-        return np.asarray(np.divide(hits, total, out=np.full(hits.shape, np.nan), where=total > 0))
+        return _divided(*self._hits())
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -120,7 +119,7 @@ class History:
     @property
     def anatomy_rounds(self) -> list[int]:
         """The rounds that `anatomy` can return: local models evaluated, global model evaluated before and after."""
-        evaluated = {r["round"] for r in self.records if "confusion" in r}
+        evaluated = set(self._tested())
         return [r["round"] for r in self.records if "local" in r and {r["round"] - 1, r["round"]} <= evaluated]
 
     def anatomy(self, round: int) -> dict[str, np.ndarray]:
@@ -129,15 +128,15 @@ class History:
         `ids` and `label_counts` are those of the clients. `local_forgetting` and `aggregation_forgetting` are [K, C],
         `round_forgetting` is [C]. The local models must have been evaluated, and the global one before and after.
         """
-        local, confusions = self.local(round), {r["round"]: r["confusion"] for r in self.records if "confusion" in r}
-        missing = [r for r in (round - 1, round) if r not in confusions]
+        local, tested = self.local(round), self._tested()
+        missing = [r for r in (round - 1, round) if r not in tested]
         if missing:
             raise FedkeepError(
                 f"the global model of round {missing[0]} was not evaluated: see eval_every",
                 key="eval_every",
                 value=missing[0],
             )
-        before, after = (forgetting.class_accuracy(confusions[r]) for r in (round - 1, round))
+        before, after = (_divided(*hits_of(tested[r])) for r in (round - 1, round))
         clients = local["class_accuracy"]
         return {
             "ids": local["ids"],
@@ -182,7 +181,7 @@ class History:
 
     def __repr__(self) -> str:
         reached = self.records[-1]["round"] if self.records else 0
-        evaluated = any("confusion" in r or "hits" in r for r in self.records if r["round"])
+        evaluated = any(self._tested())
         accuracy = f", accuracy {self.accuracy[-1]:.3f}" if evaluated else ""
         return f"<History of {self.method}: {reached} rounds{accuracy}>"
 
@@ -197,11 +196,20 @@ class History:
             raise FedkeepError(f"a kept run of a table has no {what}, only class accuracies", key=key)
         return records
 
+    def _tested(self) -> dict[int, Record]:
+        """Return the records of the evaluated rounds and of the untrained model, by round."""
+        return {r["round"]: r for r in self.records if "confusion" in r or "hits" in r}
+
     def _evaluated(self) -> list[Record]:
-        evaluated = [r for r in self.records if r["round"] >= 1 and ("confusion" in r or "hits" in r)]
+        evaluated = [r for number, r in self._tested().items() if number >= 1]
         if not evaluated:
             raise FedkeepError("no round has been evaluated yet", key="confusion")
         return evaluated
+
+
+def _divided(hits: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return the accuracy of each class; NaN for classes without examples."""
+    return np.asarray(np.divide(hits, total, out=np.full(hits.shape, np.nan), where=total > 0))
 
 
 def hits_of(record: Record) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ LAST = ("18", "19", "19-iid")
 FIGURES = [
     *(f"fedgkd/figure-{number}" for number in ("2", "3", "4", "5")),
     *(f"fedka/figure-{number}" for number in ("1", "2", "3", "5", "6")),
+    "fedkeep/figure-1",
     *(f"fedntd/figure-{number}" for number in ("2", "4", "6", "8", "10", "12", "14", "15-beta", "15-tau", "17", *LAST)),
     *(f"fedssd/figure-{number}" for number in ("2", "4", "7", "8", "9")),
     *(f"flashback/figure-{number}" for number in ("1", "2", "5", "6", "8", "9", "12", "13")),

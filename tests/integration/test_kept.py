@@ -17,6 +17,7 @@ from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.reproduce import figures, kept, ledger, spec
 from fedkeep.reproduce.against_paper import compare_columns
 from fedkeep.reproduce.cells import Job
+from fedkeep.reproduce.measures import get_measure
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
 
@@ -84,6 +85,29 @@ def finished(table: spec.Table, row: str, seed: int, accuracy: float) -> History
 
 
 # Kept runs
+
+
+def test_a_kept_run_has_its_local_models(tmp_path: Path) -> None:
+    text = TABLE.replace("eval_every = 2", "eval_local_every = 2").replace(
+        '["final"]', '["final", "local_forgetting", "aggregation_forgetting"]'
+    )
+    (tmp_path / "table-0.toml").write_text(text)
+    job = Job(spec.read(tmp_path / "table-0.toml", "small/table-0"), ["two"], ["fedavg"], 1, tmp_path / "runs")
+    results, todo = job.load_existing()
+    job.run(results, todo, 1, Silent())
+    (file,) = job.keep(tmp_path / "small")
+    run = load_run(tmp_path / "runs" / "small" / "table-0" / "two" / "fedavg-seed-0")
+    again = kept.read(file)["two/fedavg-seed-0"]
+    assert again.anatomy_rounds == run.anatomy_rounds == [2, 3]
+    rounds = {number: run.anatomy(number) for number in run.anatomy_rounds}
+    for number, anatomy in rounds.items():
+        for key, value in anatomy.items():
+            assert np.array_equal(again.anatomy(number)[key], value, equal_nan=True), key
+    for name in ("local_forgetting", "aggregation_forgetting"):
+        value = get_measure(name).from_history(again, None, None)
+        assert value == pytest.approx(np.mean([anatomy[name].mean() for anatomy in rounds.values()]))
+        assert value > 0
+    assert get_measure("local_forgetting").from_history(finished(job.table, "fedavg", 0, 0.5), None, None) is None
 
 
 def test_a_kept_run_has_the_measures_of_the_run(tmp_path: Path, table: spec.Table) -> None:
@@ -164,6 +188,9 @@ def test_kept_runs_of_another_experiment_are_not_used(tmp_path: Path, table: spe
     assert not todo
 
 
+LOCAL = {"round": 2, "cohort": [0, 1], "hits": [[1, 2], [3, 4]], "label_counts": [[5, 5]]}
+
+
 def change(line: dict) -> dict:
     line["hits"][0][0] = 101
     return line
@@ -178,8 +205,9 @@ def change(line: dict) -> dict:
         lambda text: gzip.compress(json.dumps({**json.loads(gzip.decompress(text)), "hits": [[1, 2]]}).encode()),
         lambda text: gzip.compress(json.dumps(change(json.loads(gzip.decompress(text)))).encode()),
         lambda text: gzip.compress(json.dumps({**json.loads(gzip.decompress(text)), "experiment": {}}).encode()),
+        lambda text: gzip.compress(json.dumps({**json.loads(gzip.decompress(text)), "local": [LOCAL]}).encode()),
     ],
-    ids=["cut", "no gzip", "no JSON", "a round is missing", "too many hits", "no experiment"],
+    ids=["cut", "no gzip", "no JSON", "a round is missing", "too many hits", "no experiment", "a client is missing"],
 )
 def test_a_damaged_file_is_an_error(tmp_path: Path, table: spec.Table, damage) -> None:
     file = tmp_path / "a.jsonl.gz"
