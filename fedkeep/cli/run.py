@@ -24,6 +24,7 @@ from fedkeep.cli.options import (
     TuneEpochs,
     file_and_overrides,
     naming,
+    suggesting_sweeps,
 )
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
@@ -115,7 +116,7 @@ def run(
         if label in todo:
             raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
         changed = override(tables, every_override)
-        with naming(file, every_override):
+        with naming(file, every_override), suggesting_sweeps(overrides):
             todo[label] = Experiment.from_dict(changed)
             if needs_examples(studies, fit_on_test):
                 todo[label].require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")

@@ -108,9 +108,9 @@ class Experiment(BaseModel):
     @field_validator("method")
     @classmethod
     def _method(cls, table: dict[str, Any]) -> dict[str, Any]:
-        kind = methods.get(_require_name("method", table))
+        kind = methods.get(_require_one_method(table))
         hyperparameters = {key: value for key, value in table.items() if key != "name"}
-        _require_known("method", hyperparameters, kind.hyperparameters())
+        _require_known("method", hyperparameters, ["name", *kind.hyperparameters()])
         kind(**hyperparameters)
         return {"name": table["name"], **kind.defaults(), **hyperparameters}
 
@@ -257,10 +257,26 @@ def _require_name(section: str, table: dict[str, Any]) -> str:
     return name
 
 
+def _require_one_method(table: dict[str, Any]) -> str:
+    """Return the method's name; raise if several are named, and say which options take several."""
+    name = table.get("name")
+    several = ",".join(map(str, name)) if isinstance(name, list) else str(name).strip("[]")
+    if several == "all" or "," in several:
+        names = "fedavg,fedntd" if several == "all" else several
+        raise ConfigError(
+            f"method = {format_value(name)}: an experiment has one method. For one run of each of several, use fedkeep "
+            f"run with --sweep method={several}; to tune several, use fedkeep tune with --methods {names}",
+            key="method.name",
+            value=name,
+        )
+    return _require_name("method", table)
+
+
 def _require_known(section: str, table: dict[str, Any], valid: Iterable[str]) -> None:
     """Raise if a table has a key that is not among the valid ones."""
     names = sorted(valid)
     for key, value in table.items():
         if key not in names:
             full = f"{section}.{key}" if section else key
-            raise ConfigError(f"unknown key {full!r}: {did_you_mean(key, names)}", key=full, value=value, valid=names)
+            suggestion = did_you_mean(key, names, section)
+            raise ConfigError(f"unknown key {full!r}: {suggestion}", key=full, value=value, valid=names)
