@@ -119,6 +119,14 @@ def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
         raise error.converted(type(error), f"{file}: {error}") from error
 
 
+def require_fitted_study(studies: Iterable[str], option: str) -> None:
+    """Raise if --fit-on-test was given without the study that it is for."""
+    from fedkeep.analysis.recoverable import STUDY
+
+    if STUDY not in studies:
+        raise FedkeepError(f"--fit-on-test is for {option} {STUDY}", key="--fit-on-test")
+
+
 def print_page_path(console: Console, output: Path) -> None:
     """Print where the report page is."""
     line = f"\nThe page: {printable(output)} (open it in a browser)"

@@ -24,6 +24,7 @@ from fedkeep.cli.options import (
     TuneEpochs,
     file_and_overrides,
     naming,
+    require_fitted_study,
     suggesting_sweeps,
 )
 from fedkeep.cli.signals import hint
@@ -96,8 +97,8 @@ def run(
     from fedkeep.instruments.study import needs_examples, parse_study_names
 
     studies = tuple(parse_study_names(instruments)) if instruments else ()
-    if fit_on_test and STUDY not in studies:
-        raise FedkeepError(f"--fit-on-test is for --instruments {STUDY}", key="--fit-on-test")
+    if fit_on_test:
+        require_fitted_study(studies, "--instruments")
     if (tune_epochs is not None or personal_data != AUTO) and personal.STUDY not in studies:
         option = "--personal-data" if tune_epochs is None else "--tune-epochs"
         raise FedkeepError(f"{option} is for --instruments {personal.STUDY}", key=option)
@@ -120,6 +121,12 @@ def run(
             todo[label] = Experiment.from_dict(changed)
             if needs_examples(studies, fit_on_test):
                 todo[label].require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
+    if fit_on_test and all(experiment.has_public_set for experiment in todo.values()):
+        raise FedkeepError(
+            "--fit-on-test has no effect: there is a public set, on which the bias is fitted. Omit the option, or "
+            "train without a public set (data.public=none)",
+            key="--fit-on-test",
+        )
     if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}

@@ -86,9 +86,14 @@ class Experiment(BaseModel):
             made.require_public_set(f'train.read_out = "{made.train.read_out}"')
         return made
 
+    @property
+    def has_public_set(self) -> bool:
+        """Whether the server has labelled examples."""
+        return any(self.data.get(key) is not None for key in ("public", "public_ids"))
+
     def require_public_set(self, what: str, otherwise: str = "") -> None:
         """Raise if there is no public set, which something else in the experiment needs."""
-        if self.data.get("public") is None and self.data.get("public_ids") is None:
+        if not self.has_public_set:
             raise ConfigError(
                 f"{what} needs labelled examples on the server: set data.public, for example to 0.1{otherwise}",
                 key="data.public",
@@ -168,8 +173,7 @@ class Experiment(BaseModel):
         """Return the complete experiment, with every default, as data that TOML can hold."""
         train = asdict(self.train)
         train.pop("seed")
-        has_public_set = any(self.data.get(key) is not None for key in ("public", "public_ids"))
-        data = {"seed": self.seed, **self.data} if has_public_set else self.data
+        data = {"seed": self.seed, **self.data} if self.has_public_set else self.data
         split = self.split if self.split["kind"] in ("by_id", "file") else {"seed": self.seed, **self.split}
         return {
             "seed": self.seed,
