@@ -196,7 +196,6 @@ class FedAvg:
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
     optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # the clients' optimisers for which it is defined
-    averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
     reveals: ClassVar[str] = ""  # what other clients learn of a single client; needed with `broadcast_to`
     # what the entries of an honest upload are like: a federation's server rejects others
     bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
@@ -206,7 +205,7 @@ class FedAvg:
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
         if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
-            cls.averaged = ()  # what the parent declares need not hold for another aggregate or upload
+            setattr(cls, "averaged", ())  # noqa: B010 (what the parent declares need not hold; mypy: it is a property)
         _check_hooks(cls)
 
     def __post_init__(self) -> None:
@@ -219,6 +218,14 @@ class FedAvg:
         for f in dataclasses.fields(self):
             if "hyper" in f.metadata:
                 f.metadata["hyper"].check(self.name, f.name, getattr(self, f.name))
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The entries of the upload that `aggregate` uses only by their mean: a tuple, or a property if that depends.
+
+        A class with an `aggregate` or `finish` of its own declares it itself, otherwise it is ().
+        """
+        return ("params",)
 
     @property
     def noise_size(self) -> int:

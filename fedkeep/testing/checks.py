@@ -190,7 +190,16 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
 
 @check
 def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    """With equal n, every client's averaged entries can be replaced by their mean."""
+    """With equal n, the mean can replace every client's averaged entries; also where an option changes which."""
+    _require_averaged(method, problem, expect)
+    for field, h in method.hyperparameters().items():
+        if h.test_value is not None:
+            other = dataclasses.replace(method, **{**h.test_with, field: h.test_value})
+            if other.averaged != method.averaged:
+                _require_averaged(other, problem, expect)
+
+
+def _require_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.run(method, participation=1.0, rounds=1)
     jobs = [sim.job(k, 2) for k in range(len(problem.clients))]
     uploads = sim.engine.train(method.broadcast(sim.server), jobs, 0.1).upload

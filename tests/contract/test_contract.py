@@ -145,6 +145,15 @@ class WeighsClients(FedAvg):
         return {"params": tree.mean(uploads["params"], uploads["n"] * uploads["tau"])}
 
 
+@dataclass(frozen=True)
+class WeighsWithAnOption(WeighsClients):
+    wrong: bool = hyper(False, "declare that it averages", choices=(True, False), test_value=True)
+
+    @property
+    def averaged(self):
+        return ("params",) if self.wrong else ()
+
+
 class AveragesUnknown(FedAvg):
     averaged = ("params", "dc")
 
@@ -170,6 +179,7 @@ class AveragesUnknown(FedAvg):
         (Unchecked(), "hyperparameters_reject_nonsense"),
         (Silent(), "default_differs_from_fedavg"),
         (WeighsClients(), "averaged_entries_are_averaged"),
+        (WeighsWithAnOption(), "averaged_entries_are_averaged"),
         (AveragesUnknown(), "averaged_entries_are_averaged"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
