@@ -29,8 +29,8 @@ from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 __all__ = [
-    "HOOKS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note", "Params",
-    "Sent", "ServerTree", "Shared", "Upload", "Visit", "hyper",
+    "HOOKS", "NEEDS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note",
+    "Params", "Sent", "ServerTree", "Shared", "Upload", "Visit", "hyper",
 ]  # fmt: skip
 
 log = logging.getLogger("fedkeep")
@@ -82,6 +82,13 @@ class Cohort:
     round: int  # from 1
     seed: int  # for the server's own random numbers
 
+
+# What a method may need of a run.
+NEEDS: dict[str, str] = {
+    "whole_batches": "batches that are not divided (`accumulate`), because its loss tracks sums",
+    "real_inputs": "examples that are one tensor of real numbers, not tokens",
+    "classifier": "a last layer that is linear and trained",
+}
 
 # The arguments of each hook after `self`.
 HOOKS: dict[str, tuple[str, ...]] = {
@@ -226,6 +233,11 @@ class FedAvg:
         A class with an `aggregate` or `finish` of its own declares it itself, otherwise it is ().
         """
         return ("params",)
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What a run must have, of `NEEDS`, with advice on how to do without it (or ""); others are refused."""
+        return {}
 
     @property
     def noise_size(self) -> int:

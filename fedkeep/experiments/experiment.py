@@ -37,8 +37,9 @@ from fedkeep.data.dataset import BOUNDS
 from fedkeep.data.public_options import check_public_options
 from fedkeep.data.reductions import check_reductions, require_effect
 from fedkeep.data.sources.common import Options
+from fedkeep.engine import requirements
 from fedkeep.engine.settings import Settings
-from fedkeep.errors import ConfigError, FedkeepError
+from fedkeep.errors import ConfigError, FedkeepError, MethodError, UnsupportedMethod
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
@@ -82,9 +83,24 @@ class Experiment(BaseModel):
             made = cls(**tables)
         except ValidationError as error:
             raise first_error("", error) from None
-        if made.train.read_out is not None and not recorded:
-            made.require_public_set(f'train.read_out = "{made.train.read_out}"')
+        if not recorded:
+            made.require_supported_method()
+            if made.train.read_out is not None:
+                made.require_public_set(f'train.read_out = "{made.train.read_out}"')
         return made
+
+    def require_supported_method(self) -> None:
+        """Raise if the method cannot be trained with these settings, or with this model; data is not loaded."""
+        method = methods.make(self.method)
+        section = "train"
+        try:
+            requirements.require_settings(method, self.train)
+            section = "model"
+            requirements.require_model(method, self.model)
+        except MethodError as error:
+            raise UnsupportedMethod(
+                str(error), key=f"{section}.{error.key}", value=error.value, valid=error.valid
+            ) from None
 
     @property
     def has_public_set(self) -> bool:

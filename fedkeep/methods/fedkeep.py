@@ -56,6 +56,11 @@ class FedKeep(FedAvg):
         """Nothing if rows are weighed by label counts, otherwise the weights."""
         return () if self.rows else ("params",)
 
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """A classifier whose rows can be averaged."""
+        return {"classifier": "set rows=False"} if self.rows else {}
+
     # Clients
 
     def prepare(self, visit: Visit) -> Local:

@@ -46,6 +46,7 @@ class FedPAC(FedAvg):
     name: ClassVar[str] = "fedpac"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     averaged: ClassVar[tuple[str, ...]] = ()  # heads are mixed one client at a time
+    needs: ClassVar[Mapping[str, str]] = {"classifier": ""}
     reveals: ClassVar[str] = "its share in a mixture of heads, large if the two have similar data"
     bounds: ClassVar[Mapping[str, Bound]] = {
         **FedAvg.bounds,

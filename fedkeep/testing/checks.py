@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkeep import tree
+from fedkeep import models, tree
 from fedkeep._util.validate import require_choice
 from fedkeep.bounds import broken_bound
 from fedkeep.data.augment import Augment
@@ -23,7 +23,7 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
-from fedkeep.method import HOOKS, Cohort, FedAvg
+from fedkeep.method import HOOKS, NEEDS, Cohort, FedAvg
 from fedkeep.runs.folder import RunFolder
 from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, local_of, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
@@ -192,11 +192,9 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
 def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     """With equal n, the mean can replace every client's averaged entries; also where an option changes which."""
     _require_averaged(method, problem, expect)
-    for field, h in method.hyperparameters().items():
-        if h.test_value is not None:
-            other = dataclasses.replace(method, **{**h.test_with, field: h.test_value})
-            if other.averaged != method.averaged:
-                _require_averaged(other, problem, expect)
+    for other in (_with_test_value(method, field) for field in method.hyperparameters()):
+        if other.averaged != method.averaged:
+            _require_averaged(other, problem, expect)
 
 
 def _require_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
@@ -213,6 +211,33 @@ def _require_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     results = [method.aggregate(sim.task, sim.server, each, cohort) for each in (uploads, averaged)]
     what = "aggregate uses more of the entries in `averaged` than their mean"
     expect.same(results[0], results[1], what, tolerance=1e-10)
+
+
+@check
+def _needs_are_declared(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """Sums that a loss tracks, and a model whose classifier is fixed, agree with `needs`; also where options differ."""
+    fixed = models.build("mlp", problem.data.input_shape, problem.data.n_classes, head="etf")
+    for one in (method, *(_with_test_value(method, field) for field in method.hyperparameters())):
+        if one is method or one.needs != method.needs:
+            unknown = ", ".join(one.needs.keys() - NEEDS.keys())
+            expect.true(not unknown, f"`needs` names {unknown}; valid: {', '.join(NEEDS)}")
+            sim = problem.simulation(one)
+            shared, job = one.broadcast(sim.server), sim.job(5, 1)
+            facts = tree.take(sim.local.facts([job.plan], job.counts[None], 0.1), 0)
+            tracks = "tracked" in local_of(sim, shared, job, facts, sim.x, sim.y, n=8, pad=0)
+            expect.true(tracks == ("whole_batches" in one.needs), "`tracked` and the need of whole_batches differ")
+            try:
+                dataclasses.replace(problem, model=fixed).simulation(one)
+                trained = True
+            except MethodError:
+                trained = False
+            expect.true(trained != ("classifier" in one.needs), "a fixed classifier and the need of one differ")
+
+
+def _with_test_value(method: FedAvg, field: str) -> FedAvg:
+    """Return the method with another value of this hyperparameter."""
+    h = method.hyperparameters()[field]
+    return method if h.test_value is None else dataclasses.replace(method, **{**h.test_with, field: h.test_value})
 
 
 # Hyperparameters

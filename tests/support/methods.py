@@ -24,6 +24,10 @@ class EveryHook(FedAvg):
     b: float = hyper(0.05, "weight of the memory", low=0, test_value=0.2)
 
     @property
+    def needs(self):
+        return {"whole_batches": ""}
+
+    @property
     def noise_size(self):
         return 2
 
