@@ -240,6 +240,16 @@ class FedAvg:
         return {}
 
     @property
+    def personalises(self) -> bool:
+        """Whether clients would use weights of their own: with `personal_params`, unless an option switches it off."""
+        return self.uses("personal_params")
+
+    @property
+    def uploads_as_fedavg(self) -> bool:
+        """Whether upload and `aggregate` are FedAvg's, so that an engine may hand over the mean of several clients."""
+        return not (self.uses("aggregate") or self.uses("finish"))
+
+    @property
     def noise_size(self) -> int:
         """How many random numbers per example the passes of a step need; they find them in `batch["noise"]`."""
         return 0

@@ -253,11 +253,11 @@ def _fedavg_value_gives_fedavg(method: FedAvg, problem: Problem, expect: Expect)
 
 @check
 def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    trained = {repr(method): _trained(problem, method).params}  # most hyperparameters are compared with it
+    trained = {repr(method): _all_weights(_trained(problem, method))}  # most hyperparameters are compared with it
 
     def weights(of: FedAvg) -> Tree:
         if repr(of) not in trained:
-            trained[repr(of)] = problem.run(of).params
+            trained[repr(of)] = _all_weights(problem.run(of))
         return trained[repr(of)]
 
     for field, h in method.hyperparameters().items():
@@ -265,6 +265,12 @@ def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect
         base = dataclasses.replace(method, **h.test_with)
         changed = difference(weights(base), weights(dataclasses.replace(base, **{field: h.test_value}))) > CHANGED
         expect.true(changed, f"{field} = {h.test_value!r} changes nothing: is it used?")
+
+
+def _all_weights(sim: Simulation) -> Tree:
+    """Return the weights of the global model, and of one with a client's own."""
+    visited = next(iter(sorted(sim.state.clients)), 0)
+    return {"params": sim.params, "own": sim.personal_params(visited)}
 
 
 @check
