@@ -67,6 +67,10 @@ class ConfigError(FedkeepError):
     """An experiment file or an override contains something invalid."""
 
 
+class UnsupportedMethod(ConfigError):  # noqa: N818 (it names what was found)
+    """An experiment's method cannot be trained with its settings or its model."""
+
+
 class Diverged(FedkeepError):  # noqa: N818 (an event, not a mistake of the caller)
     """Weights, loss or upload became NaN or infinite, in `round`, at `client` (None: on the server)."""
 

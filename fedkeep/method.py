@@ -29,8 +29,8 @@ from fedkeep.task import Task
 from fedkeep.tree import Tree
 
 __all__ = [
-    "HOOKS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note", "Params",
-    "Sent", "ServerTree", "Shared", "Upload", "Visit", "hyper",
+    "HOOKS", "NEEDS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note",
+    "Params", "Sent", "ServerTree", "Shared", "Upload", "Visit", "hyper",
 ]  # fmt: skip
 
 log = logging.getLogger("fedkeep")
@@ -82,6 +82,13 @@ class Cohort:
     round: int  # from 1
     seed: int  # for the server's own random numbers
 
+
+# What a method may need of a run.
+NEEDS: dict[str, str] = {
+    "whole_batches": "batches that are not divided (`accumulate`), because its loss tracks sums",
+    "real_inputs": "examples that are one tensor of real numbers, not tokens",
+    "classifier": "a last layer that is linear and trained",
+}
 
 # The arguments of each hook after `self`.
 HOOKS: dict[str, tuple[str, ...]] = {
@@ -196,7 +203,6 @@ class FedAvg:
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
     optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # the clients' optimisers for which it is defined
-    averaged: ClassVar[tuple[str, ...]] = ("params",)  # entries of the upload that `aggregate` uses only by their mean
     reveals: ClassVar[str] = ""  # what other clients learn of a single client; needed with `broadcast_to`
     # what the entries of an honest upload are like: a federation's server rejects others
     bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
@@ -206,7 +212,7 @@ class FedAvg:
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
         if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
-            cls.averaged = ()  # what the parent declares need not hold for another aggregate or upload
+            setattr(cls, "averaged", ())  # noqa: B010 (what the parent declares need not hold; mypy: it is a property)
         _check_hooks(cls)
 
     def __post_init__(self) -> None:
@@ -219,6 +225,29 @@ class FedAvg:
         for f in dataclasses.fields(self):
             if "hyper" in f.metadata:
                 f.metadata["hyper"].check(self.name, f.name, getattr(self, f.name))
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The entries of the upload that `aggregate` uses only by their mean: a tuple, or a property if that depends.
+
+        A class with an `aggregate` or `finish` of its own declares it itself, otherwise it is ().
+        """
+        return ("params",)
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What a run must have, of `NEEDS`, with advice on how to do without it (or ""); others are refused."""
+        return {}
+
+    @property
+    def personalises(self) -> bool:
+        """Whether clients would use weights of their own: with `personal_params`, unless an option switches it off."""
+        return self.uses("personal_params")
+
+    @property
+    def uploads_as_fedavg(self) -> bool:
+        """Whether upload and `aggregate` are FedAvg's, so that an engine may hand over the mean of several clients."""
+        return not (self.uses("aggregate") or self.uses("finish"))
 
     @property
     def noise_size(self) -> int:

@@ -8,18 +8,23 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 
-def did_you_mean(word: str, valid: Iterable[str]) -> str:
+def did_you_mean(word: str, valid: Iterable[str], section: str = "") -> str:
     """Return the closest valid name as a suggestion, and the list of all, shortened if it is long.
+
+    The suggestion is written with its `section`, as in an override; the list is not.
 
     >>> did_you_mean("fedntf", ["fedavg", "fedntd"])
     'did you mean fedntd? (valid: fedavg, fedntd)'
     >>> did_you_mean("xyz", ["fedavg", "fedntd"])
     'valid: fedavg, fedntd'
+    >>> did_you_mean("rouns", ["lr", "rounds"], "train")
+    'did you mean train.rounds? (valid: lr, rounds)'
     """
     valid = list(valid)
     close = difflib.get_close_matches(str(word).lower(), valid, n=1)
     listing = f"valid: {list_some(valid, most=30)}"
-    return f"did you mean {close[0]}? ({listing})" if close else listing
+    prefix = f"{section}." if section else ""
+    return f"did you mean {prefix}{close[0]}? ({listing})" if close else listing
 
 
 def join_names(names: Sequence[str]) -> str:

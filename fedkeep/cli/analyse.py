@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, FitOnTest, PersonalData, TuneEpochs
+from fedkeep.cli.options import AsJson, FitOnTest, PersonalData, TuneEpochs, require_fitted_study
 from fedkeep.errors import FedkeepError
 
 
@@ -42,12 +43,15 @@ def analyse(
     Example: fedkeep analyse runs/digits --what where,divergence,tsne -o figures
     """
     from fedkeep._util.optional import require_extra
+    from fedkeep.analysis.recoverable import PUBLIC, STUDY
     from fedkeep.instruments.options import Options
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
 
     names = parse_study_names(what)
+    if fit_on_test:
+        require_fitted_study(names, "--what")
     options = Options(
         samples,
         client,
@@ -67,6 +71,8 @@ def analyse(
         if output.exists() and not output.is_dir():
             raise FedkeepError(f"{output} is a file, not a folder to plot into", key="output", value=str(output))
     analysis = analyse(folder, names, options)
+    if fit_on_test and analysis[STUDY]["fitted_on"] == PUBLIC:
+        print("fedkeep: --fit-on-test had no effect: the bias was fitted on the run's public set", file=sys.stderr)
     files = []
     if output is not None:
         files = draw(analysis, output, formats)

@@ -38,9 +38,11 @@ from fedkeep.cli import (
     signals,
     tune,
 )
+from fedkeep.cli.options import CommandGroup
 from fedkeep.errors import Diverged, FedkeepError, LostPeer, RunFailed
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="Federated learning that keeps what it has learned.",
     no_args_is_help=True,
     add_completion=False,

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.options import AsJson
+from fedkeep.cli.options import AsJson, CommandGroup
 from fedkeep.errors import FedkeepError
 
-app = typer.Typer(help="Run the same methods in a real federation, on Flower.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, help="Run the same methods in a real federation, on Flower.", no_args_is_help=True)
 
 
 @app.command()

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
-from fedkeep._util.text import printable
-from fedkeep.errors import FedkeepError
+from fedkeep._util.text import did_you_mean, printable
+from fedkeep.errors import ConfigError, FedkeepError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 FitOnTest = Annotated[
@@ -36,6 +37,16 @@ ExperimentArgs = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
 ]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")]
+
+
+class CommandGroup(TyperGroup):
+    """Commands of which a misspelt one is answered with one suggestion; typer and click each add their own."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first argument names, with the other arguments."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"unknown command {args[0]!r}: {did_you_mean(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
 
 
 def parse_jobs(text: str) -> int | Literal["auto"]:
@@ -78,6 +89,22 @@ def name_and_overrides(args: list[str] | None, what: str) -> tuple[str | None, l
 
 
 @contextmanager
+def suggesting_sweeps(overrides: Iterable[str]) -> Iterator[None]:
+    """Let an error in an override such as seed=0,1,2 say how to run an experiment with each of the values."""
+    try:
+        yield
+    except ConfigError as error:
+        from fedkeep.experiments.overrides import full_key
+
+        for key, _, value in (text.partition("=") for text in overrides):
+            several = "," in value and not value.strip().startswith(("[", "{", '"'))
+            if several and error.key == full_key(key.strip()) and "--sweep" not in str(error):
+                message = f"{error}; for one run per value, use --sweep {key}={value}"
+                raise error.converted(type(error), message) from error
+        raise
+
+
+@contextmanager
 def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
     """Let errors in an experiment name the file that it is read from, unless the key was overridden."""
     try:
@@ -90,6 +117,14 @@ def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
         if file is None or any(wrong.startswith(key) or key.startswith(wrong) for key in given):
             raise
         raise error.converted(type(error), f"{file}: {error}") from error
+
+
+def require_fitted_study(studies: Iterable[str], option: str) -> None:
+    """Raise if --fit-on-test was given without the study that it is for."""
+    from fedkeep.analysis.recoverable import STUDY
+
+    if STUDY not in studies:
+        raise FedkeepError(f"--fit-on-test is for {option} {STUDY}", key="--fit-on-test")
 
 
 def print_page_path(console: Console, output: Path) -> None:

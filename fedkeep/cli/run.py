@@ -24,9 +24,11 @@ from fedkeep.cli.options import (
     TuneEpochs,
     file_and_overrides,
     naming,
+    require_fitted_study,
+    suggesting_sweeps,
 )
 from fedkeep.cli.signals import hint
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import FedkeepError, UnsupportedMethod
 
 if TYPE_CHECKING:
     from fedkeep.engine.profile import Profile
@@ -80,7 +82,7 @@ def run(
     """Run an experiment or a sweep, one folder per run. Unfinished runs are resumed.
 
     FILE.toml can also be the name of an experiment that comes with fedkeep: digits.
-    --sweep method=all runs all methods.
+    --sweep method=all runs all methods that can be trained with the other settings.
 
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
@@ -89,14 +91,14 @@ def run(
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.engine.profile import Profile
     from fedkeep.experiments.experiment import Experiment, read
-    from fedkeep.experiments.overrides import expand_sweep, override
+    from fedkeep.experiments.overrides import expand_sweep, override, sweeps_all_methods
     from fedkeep.experiments.sweep import folder_name, run_all
     from fedkeep.instruments.options import AUTO, Options
     from fedkeep.instruments.study import needs_examples, parse_study_names
 
     studies = tuple(parse_study_names(instruments)) if instruments else ()
-    if fit_on_test and STUDY not in studies:
-        raise FedkeepError(f"--fit-on-test is for --instruments {STUDY}", key="--fit-on-test")
+    if fit_on_test:
+        require_fitted_study(studies, "--instruments")
     if (tune_epochs is not None or personal_data != AUTO) and personal.STUDY not in studies:
         option = "--personal-data" if tune_epochs is None else "--tune-epochs"
         raise FedkeepError(f"{option} is for --instruments {personal.STUDY}", key=option)
@@ -108,17 +110,34 @@ def run(
         raise FedkeepError("no experiment given: fedkeep run FILE.toml, or fedkeep run digits", key="file")
     tables = read(file) if file else {}
     base = name or tables.get("name") or (file.stem if file else "run")
-    todo = {}
+    todo: dict[str, Experiment] = {}
+    left_out: dict[str, UnsupportedMethod] = {}
     for combination in expand_sweep(sweep or [], overrides):
         every_override = [*overrides, *combination]
         label = folder_name(base, combination if name else every_override)
         if label in todo:
             raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
         changed = override(tables, every_override)
-        with naming(file, every_override):
-            todo[label] = Experiment.from_dict(changed)
+        with naming(file, every_override), suggesting_sweeps(overrides):
+            try:
+                todo[label] = Experiment.from_dict(changed)
+            except UnsupportedMethod as error:
+                if not sweeps_all_methods(sweep or []):
+                    raise
+                left_out[label] = error
+                continue
             if needs_examples(studies, fit_on_test):
                 todo[label].require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
+    if left_out and not todo:
+        raise next(iter(left_out.values()))
+    for label, reason in left_out.items():
+        print(f"fedkeep: {printable(label)} is left out: {reason}", file=sys.stderr)
+    if fit_on_test and all(experiment.has_public_set for experiment in todo.values()):
+        raise FedkeepError(
+            "--fit-on-test has no effect: there is a public set, on which the bias is fitted. Omit the option, or "
+            "train without a public set (data.public=none)",
+            key="--fit-on-test",
+        )
     if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}

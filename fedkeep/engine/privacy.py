@@ -40,11 +40,15 @@ ACCOUNTANT = "opacus.accountants.analysis.rdp"
 _ORDERS = [1 + k / 100 for k in range(1, 100)] + [2 + k / 10 for k in range(100)] + [12 * 1.1**k for k in range(80)]
 
 
-def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
-    """Raise if a method uses more of the uploads than means that can be clipped and noised."""
+def require_accountant(settings: Settings, n_clients: int) -> None:
+    """Raise if epsilon cannot be computed; warn if it would not mean much."""
     require_extra(ACCOUNTANT, "privacy", "differential privacy")
     if settings.dp_delta >= 1 / n_clients:
         log.warning("dp_delta = %g allows one of %d clients to be disclosed: choose less", settings.dp_delta, n_clients)
+
+
+def require_averaged(method: FedAvg) -> None:
+    """Raise if a method uses more of the uploads than means that can be clipped and noised."""
     if "params" not in method.averaged:
         raise MethodError(
             f"{method.name} uses more than the mean of the clients' weights, so noise on the mean does not make it "

@@ -24,8 +24,8 @@ from fedkeep.tree import Tree
 NEEDS_MEAN = ("median", "trimmed_mean")  # replace the uploads, so only for what the server uses by its mean
 
 
-def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
-    """Raise if this method cannot be aggregated like this, or if cohorts are too small for the hostile clients."""
+def require_averaged(method: FedAvg, settings: Settings) -> None:
+    """Raise if this method cannot be aggregated like this."""
     if settings.aggregation in NEEDS_MEAN and not method.averaged:
         raise MethodError(
             f'{method.name} uses more than the mean of the uploads, so aggregation = "{settings.aggregation}" cannot '
@@ -34,8 +34,6 @@ def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> Non
             value=settings.aggregation,
             valid=["mean", "clip", "krum", "multi_krum"],
         )
-    if settings.cohorts is None:  # given ones are checked when they are read
-        require_enough(settings, settings.cohort_size(n_clients))
 
 
 def require_enough(settings: Settings, uploads: int) -> None:

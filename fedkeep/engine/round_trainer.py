@@ -145,7 +145,7 @@ class RoundTrainer:
         clients["bytes"] = torch.full((1,), tree.nbytes(result.upload), device=counted)
         clients["bytes_sent"] = torch.full((1,), sum(tree.nbytes(job.sent) for job in jobs), device=counted)
         clients["upload"], clients["client"] = result.upload, tree.detach(result.client)
-        averages = self.settings.plain_mean and not (method.uses("aggregate") or method.uses("finish"))
+        averages = self.settings.plain_mean and method.uploads_as_fedavg
         if averages and not keep_models and len(jobs) < len(plan.cohort):  # a mean of means saves memory
             mean = tree.mean(result.upload["params"], result.upload["n"])
             clients["upload"] = tree.map(lambda t: t[None], {"params": mean, "n": result.upload["n"].sum()})

@@ -10,7 +10,7 @@ import torch
 
 from fedkeep import tree
 from fedkeep.data.seeds import server_seed
-from fedkeep.engine import privacy, robust
+from fedkeep.engine import privacy, requirements, robust
 from fedkeep.engine.divergence import require_finite_server
 from fedkeep.engine.privacy import RandomBytes
 from fedkeep.engine.read_out import next_read_out, with_read_out
@@ -57,19 +57,13 @@ def broadcast_to(method: FedAvg, server: Tree, client: int) -> Tree:
 
 def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> None:
     """Raise if this method cannot be trained or aggregated as the settings say."""
-    if settings.optimizer not in method.optimizers:
-        raise MethodError(
-            f"{method.name} is defined for clients that train with {' or '.join(method.optimizers)}, not with "
-            f'{settings.optimizer}: set optimizer = "{method.optimizers[0]}"',
-            key="optimizer",
-            value=settings.optimizer,
-            valid=method.optimizers,
-        )
-    robust.require_supported(method, settings, n_clients)
+    requirements.require_settings(method, settings)
+    if settings.cohorts is None:  # given ones are checked when they are read
+        robust.require_enough(settings, settings.cohort_size(n_clients))
     if settings.aggregation == "mean" and settings.hostile != Settings.hostile:
         log.warning('hostile = %d has no effect with aggregation = "mean": choose another', settings.hostile)
     if settings.private:
-        privacy.require_supported(method, settings, n_clients)
+        privacy.require_accountant(settings, n_clients)
 
 
 def aggregate(

@@ -17,7 +17,7 @@ from fedkeep import losses, models, tree
 from fedkeep._util.signals import delayed
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
-from fedkeep.engine import device, server_hooks, setup
+from fedkeep.engine import device, requirements, server_hooks, setup
 from fedkeep.engine.distributed import current_ranks
 from fedkeep.engine.divergence import finite_server, require_finite_server
 from fedkeep.engine.evaluate import Evaluator
@@ -85,6 +85,7 @@ class Simulation:
         if place.type == "cuda":
             self.task.accelerator = GpuAccelerator(place)
         sample = self.eval_inputs(tree.take(self.x, torch.zeros(2, dtype=torch.long, device=place)))
+        requirements.require_inputs(self.method, sample)
         check_forward(self.task, sample)
         self.threads = device.threads(settings, self.task)
         self.local = LocalTraining(self.method, self.task, inputs, settings.clip_norm, settings.part_size)

@@ -37,8 +37,9 @@ from fedkeep.data.dataset import BOUNDS
 from fedkeep.data.public_options import check_public_options
 from fedkeep.data.reductions import check_reductions, require_effect
 from fedkeep.data.sources.common import Options
+from fedkeep.engine import requirements
 from fedkeep.engine.settings import Settings
-from fedkeep.errors import ConfigError, FedkeepError
+from fedkeep.errors import ConfigError, FedkeepError, MethodError, UnsupportedMethod
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
@@ -82,13 +83,33 @@ class Experiment(BaseModel):
             made = cls(**tables)
         except ValidationError as error:
             raise first_error("", error) from None
-        if made.train.read_out is not None and not recorded:
-            made.require_public_set(f'train.read_out = "{made.train.read_out}"')
+        if not recorded:
+            made.require_supported_method()
+            if made.train.read_out is not None:
+                made.require_public_set(f'train.read_out = "{made.train.read_out}"')
         return made
+
+    def require_supported_method(self) -> None:
+        """Raise if the method cannot be trained with these settings, or with this model; data is not loaded."""
+        method = methods.make(self.method)
+        section = "train"
+        try:
+            requirements.require_settings(method, self.train)
+            section = "model"
+            requirements.require_model(method, self.model)
+        except MethodError as error:
+            raise UnsupportedMethod(
+                str(error), key=f"{section}.{error.key}", value=error.value, valid=error.valid
+            ) from None
+
+    @property
+    def has_public_set(self) -> bool:
+        """Whether the server has labelled examples."""
+        return any(self.data.get(key) is not None for key in ("public", "public_ids"))
 
     def require_public_set(self, what: str, otherwise: str = "") -> None:
         """Raise if there is no public set, which something else in the experiment needs."""
-        if self.data.get("public") is None and self.data.get("public_ids") is None:
+        if not self.has_public_set:
             raise ConfigError(
                 f"{what} needs labelled examples on the server: set data.public, for example to 0.1{otherwise}",
                 key="data.public",
@@ -108,9 +129,9 @@ class Experiment(BaseModel):
     @field_validator("method")
     @classmethod
     def _method(cls, table: dict[str, Any]) -> dict[str, Any]:
-        kind = methods.get(_require_name("method", table))
+        kind = methods.get(_require_one_method(table))
         hyperparameters = {key: value for key, value in table.items() if key != "name"}
-        _require_known("method", hyperparameters, kind.hyperparameters())
+        _require_known("method", hyperparameters, ["name", *kind.hyperparameters()])
         kind(**hyperparameters)
         return {"name": table["name"], **kind.defaults(), **hyperparameters}
 
@@ -168,8 +189,7 @@ class Experiment(BaseModel):
         """Return the complete experiment, with every default, as data that TOML can hold."""
         train = asdict(self.train)
         train.pop("seed")
-        has_public_set = any(self.data.get(key) is not None for key in ("public", "public_ids"))
-        data = {"seed": self.seed, **self.data} if has_public_set else self.data
+        data = {"seed": self.seed, **self.data} if self.has_public_set else self.data
         split = self.split if self.split["kind"] in ("by_id", "file") else {"seed": self.seed, **self.split}
         return {
             "seed": self.seed,
@@ -257,10 +277,26 @@ def _require_name(section: str, table: dict[str, Any]) -> str:
     return name
 
 
+def _require_one_method(table: dict[str, Any]) -> str:
+    """Return the method's name; raise if several are named, and say which options take several."""
+    name = table.get("name")
+    several = ",".join(map(str, name)) if isinstance(name, list) else str(name).strip("[]")
+    if several == "all" or "," in several:
+        names = "fedavg,fedntd" if several == "all" else several
+        raise ConfigError(
+            f"method = {format_value(name)}: an experiment has one method. For one run of each of several, use fedkeep "
+            f"run with --sweep method={several}; to tune several, use fedkeep tune with --methods {names}",
+            key="method.name",
+            value=name,
+        )
+    return _require_name("method", table)
+
+
 def _require_known(section: str, table: dict[str, Any], valid: Iterable[str]) -> None:
     """Raise if a table has a key that is not among the valid ones."""
     names = sorted(valid)
     for key, value in table.items():
         if key not in names:
             full = f"{section}.{key}" if section else key
-            raise ConfigError(f"unknown key {full!r}: {did_you_mean(key, names)}", key=full, value=value, valid=names)
+            suggestion = did_you_mean(key, names, section)
+            raise ConfigError(f"unknown key {full!r}: {suggestion}", key=full, value=value, valid=names)

@@ -128,7 +128,7 @@ def expand_sweep(axes: Sequence[str], fixed: Sequence[str] = ()) -> list[list[st
         if full in overrides:
             raise ConfigError(f"{key} is swept twice", key=full, value=text)
         values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", written)]
-        if values == ["all"] and key in ("method", "method.name"):
+        if sweeps_all_methods([text]):
             values = list(methods.discover())
         overrides[full] = [f"{key}={value}" for value in values]
     for text in fixed:
@@ -136,6 +136,12 @@ def expand_sweep(axes: Sequence[str], fixed: Sequence[str] = ()) -> list[list[st
         if overrides and full_key(key) in overrides:
             raise ConfigError(f"{key} is both swept and overridden by {text!r}", key=full_key(key), value=text)
     return [list(combination) for combination in itertools.product(*overrides.values())]
+
+
+def sweeps_all_methods(axes: Sequence[str]) -> bool:
+    """Return whether one of the sweeps is `method=all`."""
+    pairs = [[part.strip() for part in text.partition("=")] for text in axes]
+    return any(key in ("method", "method.name") and value == "all" for key, _, value in pairs)
 
 
 def full_key(key: str) -> str:

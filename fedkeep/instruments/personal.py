@@ -45,7 +45,7 @@ def personal(simulation: Simulation, options: Options) -> Result:
     with device.numerics(s.settings, s.task.device, s.threads):
         measured = _Clients.of(s, options.personal_data)
         found = {recorded.GLOBAL: measured.global_model()}
-        if s.method.uses("personal_params"):
+        if s.method.personalises:
             found[recorded.OWN] = measured.each(measured.own_models())
         if epochs:
             found[recorded.TUNED] = measured.each(measured.tuned_models(epochs))

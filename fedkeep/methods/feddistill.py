@@ -52,6 +52,11 @@ class FedDistill(FedAvg):
     divide_by: str = hyper("clients", "divide the sum of logits by all other clients, or by those with that class",
                            choices=("clients", "holders"), test_value="holders")  # fmt: skip
 
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """Whole batches, over which logits are added up."""
+        return {"whole_batches": "set teacher='uniform'"} if self.teacher == "logits" else {}
+
     # Clients
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor | tuple[Tensor, Tree]:  # type: ignore[override]

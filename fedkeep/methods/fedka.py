@@ -7,6 +7,7 @@ Choices and deviations: docs/methods/fedka.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,6 +59,11 @@ class FedKA(FedAvg):
                         test_value="mean", test_with={"beta": 0.1})  # fmt: skip
     recentre: bool = hyper(True, "subtract the classifier's mean over classes after averaging", choices=(True, False),
                            test_value=False)  # fmt: skip
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """A classifier to recentre."""
+        return {"classifier": "set recentre=False"} if self.recentre else {}
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return mean CE + beta / |T| * the sum over the anchor T of ||z_g - z||^2 over the kept channels."""

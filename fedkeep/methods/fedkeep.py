@@ -41,7 +41,6 @@ class FedKeep(FedAvg):
 
     name: ClassVar[str] = "fedkeep"
     paper: ClassVar[str] = "this library"
-    averaged: ClassVar[tuple[str, ...]] = ()
     bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": LABEL_COUNTS}
     floor: float = hyper(1e-3, "smallest class share in the calibrated loss; 1: plain cross-entropy",
                          search=(1e-4, 0.1), above=0, high=1, test_value=0.05)  # fmt: skip
@@ -51,6 +50,16 @@ class FedKeep(FedAvg):
                        choices=(True, False), test_value=False)  # fmt: skip
     centre: bool = hyper(True, "subtract from every gradient its mean over a layer's inputs", choices=(True, False),
                          test_value=False)  # fmt: skip
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """Nothing if rows are weighed by label counts, otherwise the weights."""
+        return () if self.rows else ("params",)
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """A classifier whose rows can be averaged."""
+        return {"classifier": "set rows=False"} if self.rows else {}
 
     # Clients
 

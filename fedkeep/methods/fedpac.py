@@ -47,6 +47,7 @@ class FedPAC(FedAvg):
     name: ClassVar[str] = "fedpac"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     averaged: ClassVar[tuple[str, ...]] = ()  # heads are mixed one client at a time
+    needs: ClassVar[Mapping[str, str]] = {"classifier": ""}
     reveals: ClassVar[str] = "its share in a mixture of heads, large if the two have similar data"
     bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "counts": LABEL_COUNTS, "V": Bound(low=0)}
     lam: float = hyper(1.0, "weight of the alignment (lambda)", search=(0.1, 10.0), low=0, test_value=5.0)

@@ -34,6 +34,7 @@ class FedReg(FedAvg):
     passes: ClassVar[tuple[str, ...]] = ("loss", "pseudo", "perturbed")
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)  # its formula is about a step of SGD
     averaged: ClassVar[tuple[str, ...]] = ("params",)
+    needs: ClassVar[Mapping[str, str]] = {"real_inputs": ""}  # pseudo data are changed inputs
     gamma: float = hyper(0.5, "share of the local weights in those at which the loss has its gradient",
                          search=(0.25, 1.0), above=0, high=1, test_value=1.0,
                          warning="train without momentum: corrections that enter it are repeated in later steps"

@@ -6,6 +6,7 @@ Choices and deviations: docs/methods/gcfed.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,6 +32,11 @@ class GCFed(FedAvg):
                       choices=("hybrid", "local", "global", "released"), test_value="local")  # fmt: skip
     biases: bool = hyper(False, "centre vectors too, by their mean over all entries, as the released code does",
                          choices=(True, False), test_value=True)  # fmt: skip
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """A classifier, for the forms that treat it differently."""
+        return {"classifier": "set form='local'"} if self.form in ("hybrid", "released") else {}
 
     def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
         """Return the gradients, centred in the layers that `form` gives to the clients."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkeep import tree
+from fedkeep import models, tree
 from fedkeep._util.validate import require_choice
 from fedkeep.bounds import broken_bound
 from fedkeep.data.augment import Augment
@@ -23,7 +23,7 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
-from fedkeep.method import HOOKS, Cohort, FedAvg
+from fedkeep.method import HOOKS, NEEDS, Cohort, FedAvg
 from fedkeep.runs.folder import RunFolder
 from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, local_of, one_step
 from fedkeep.testing.problem import Problem, difference, small_problem
@@ -190,7 +190,14 @@ def _client_order_does_not_matter(method: FedAvg, problem: Problem, expect: Expe
 
 @check
 def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    """With equal n, every client's averaged entries can be replaced by their mean."""
+    """With equal n, the mean can replace every client's averaged entries; also where an option changes which."""
+    _require_averaged(method, problem, expect)
+    for other in (_with_test_value(method, field) for field in method.hyperparameters()):
+        if other.averaged != method.averaged:
+            _require_averaged(other, problem, expect)
+
+
+def _require_averaged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.run(method, participation=1.0, rounds=1)
     jobs = [sim.job(k, 2) for k in range(len(problem.clients))]
     uploads = sim.engine.train(method.broadcast(sim.server), jobs, 0.1).upload
@@ -206,6 +213,33 @@ def _averaged_entries_are_averaged(method: FedAvg, problem: Problem, expect: Exp
     expect.same(results[0], results[1], what, tolerance=1e-10)
 
 
+@check
+def _needs_are_declared(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """Sums that a loss tracks, and a model whose classifier is fixed, agree with `needs`; also where options differ."""
+    fixed = models.build("mlp", problem.data.input_shape, problem.data.n_classes, head="etf")
+    for one in (method, *(_with_test_value(method, field) for field in method.hyperparameters())):
+        if one is method or one.needs != method.needs:
+            unknown = ", ".join(one.needs.keys() - NEEDS.keys())
+            expect.true(not unknown, f"`needs` names {unknown}; valid: {', '.join(NEEDS)}")
+            sim = problem.simulation(one)
+            shared, job = one.broadcast(sim.server), sim.job(5, 1)
+            facts = tree.take(sim.local.facts([job.plan], job.counts[None], 0.1), 0)
+            tracks = "tracked" in local_of(sim, shared, job, facts, sim.x, sim.y, n=8, pad=0)
+            expect.true(tracks == ("whole_batches" in one.needs), "`tracked` and the need of whole_batches differ")
+            try:
+                dataclasses.replace(problem, model=fixed).simulation(one)
+                trained = True
+            except MethodError:
+                trained = False
+            expect.true(trained != ("classifier" in one.needs), "a fixed classifier and the need of one differ")
+
+
+def _with_test_value(method: FedAvg, field: str) -> FedAvg:
+    """Return the method with another value of this hyperparameter."""
+    h = method.hyperparameters()[field]
+    return method if h.test_value is None else dataclasses.replace(method, **{**h.test_with, field: h.test_value})
+
+
 # Hyperparameters
 
 
@@ -219,11 +253,11 @@ def _fedavg_value_gives_fedavg(method: FedAvg, problem: Problem, expect: Expect)
 
 @check
 def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect: Expect) -> None:
-    trained = {repr(method): _trained(problem, method).params}  # most hyperparameters are compared with it
+    trained = {repr(method): _all_weights(_trained(problem, method))}  # most hyperparameters are compared with it
 
     def weights(of: FedAvg) -> Tree:
         if repr(of) not in trained:
-            trained[repr(of)] = problem.run(of).params
+            trained[repr(of)] = _all_weights(problem.run(of))
         return trained[repr(of)]
 
     for field, h in method.hyperparameters().items():
@@ -231,6 +265,12 @@ def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect
         base = dataclasses.replace(method, **h.test_with)
         changed = difference(weights(base), weights(dataclasses.replace(base, **{field: h.test_value}))) > CHANGED
         expect.true(changed, f"{field} = {h.test_value!r} changes nothing: is it used?")
+
+
+def _all_weights(sim: Simulation) -> Tree:
+    """Return the weights of the global model, and of one with a client's own."""
+    visited = next(iter(sorted(sim.state.clients)), 0)
+    return {"params": sim.params, "own": sim.personal_params(visited)}
 
 
 @check

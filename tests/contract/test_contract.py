@@ -145,6 +145,27 @@ class WeighsClients(FedAvg):
         return {"params": tree.mean(uploads["params"], uploads["n"] * uploads["tau"])}
 
 
+@dataclass(frozen=True)
+class WeighsWithAnOption(WeighsClients):
+    wrong: bool = hyper(False, "declare that it averages", choices=(True, False), test_value=True)
+
+    @property
+    def averaged(self):
+        return ("params",) if self.wrong else ()
+
+
+class TracksUndeclared(FedAvg):
+    def prepare(self, visit):
+        return {"tracked": {"steps": torch.zeros_like(visit.facts["lr"])}}
+
+    def loss(self, visit, params, batch):
+        return super().loss(visit, params, batch), {"steps": torch.ones_like(visit.facts["lr"])}
+
+
+class NeedsNoClassifier(FedAvg):
+    needs: ClassVar[dict[str, str]] = {"classifier": ""}
+
+
 class AveragesUnknown(FedAvg):
     averaged = ("params", "dc")
 
@@ -170,6 +191,9 @@ class AveragesUnknown(FedAvg):
         (Unchecked(), "hyperparameters_reject_nonsense"),
         (Silent(), "default_differs_from_fedavg"),
         (WeighsClients(), "averaged_entries_are_averaged"),
+        (WeighsWithAnOption(), "averaged_entries_are_averaged"),
+        (TracksUndeclared(), "needs_are_declared"),
+        (NeedsNoClassifier(), "needs_are_declared"),
         (AveragesUnknown(), "averaged_entries_are_averaged"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

@@ -52,6 +52,21 @@ def test_three_rounds_equal_the_oracle(
     assert gap(oracle_params(case), problem.run(fk.methods.get(name)(**hyper), engine=engine).params) < 1e-10
 
 
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_personal_heads_of_fedrod_equal_the_oracle(problem: Problem, engine: str) -> None:
+    oracle = ORACLES["fedrod"].ORACLE(problem, gamma=1.0, personal_head=True)
+    oracle.run(3)
+    sim, generic = (problem.run(fk.methods.FedRoD(personal_head=own), engine=engine) for own in (True, False))
+    assert gap(generic.params, sim.params) == 0, "the generic model is the same, bit for bit"
+    assert set(oracle.heads) == set(sim.state.clients)
+    for k in oracle.heads:
+        own = sim.task.apply(sim.personal_params(k), sim.x_test)
+        assert gap({"z": oracle.personal_logits(k, sim.x_test)}, {"z": own}) < 1e-10
+        assert gap({"z": own}, {"z": sim.task.apply(sim.params, sim.x_test)}) > 1e-3
+    new = problem.simulation(sim.method)
+    assert gap(new.personal_params(0), new.params) == 0, "before its first visit a client uses the generic model"
+
+
 def test_one_local_training_of_fedntd_equals_plain_torch(problem: Problem) -> None:
     """The paper's formula and `torch.optim.SGD`, to 1e-12."""
     oracle = FedNTDOracle(problem, beta=1.0, tau=1.0).train(k=5, number=1)

@@ -82,13 +82,18 @@ def test_warnings_about_hyperparameters_are_shown(
         (["methods", "fedntf"], "fedntd"),
         (["demo", "--seeds", "0"], "--seeds"),
         (["demo", "--rounds", "many"], "--rounds"),
-        (["dmo"], "demo"),
+        (["dmo"], "did you mean demo?"),
+        (["flower", "nwe"], "did you mean new?"),
+        (["run", "digits", "method=all"], "--sweep method=all"),
+        (["run", "digits", "seed=0,1"], "for one run per value, use --sweep seed=0,1"),
+        (["run", "digits", "method.nme=fedavg"], "did you mean method.name?"),
     ],
 )
 def test_invalid_input_ends_with_code_2_and_no_traceback(args: list[str], mention: str) -> None:
     done = fedkeep(*args)
     assert done.returncode == 2
     assert mention in done.stderr
+    assert done.stderr.lower().count("did you mean") <= 1
     assert "Traceback" not in done.stderr
 
 

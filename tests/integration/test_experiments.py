@@ -20,7 +20,7 @@ from support.runs import group_runs
 
 import fedkeep as fk
 from fedkeep.cli import heatmap
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, UnsupportedMethod
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import KEYS, expand_sweep, override
 from fedkeep.experiments.run import run as run_experiment
@@ -242,6 +242,45 @@ def test_invalid_input_ends_in_one_line_and_code_2(tmp_path: Path) -> None:
         assert mention in done.stderr
         assert done.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+UNSUPPORTED = {  # overrides, the key of the error, and an override that makes it work
+    "accumulate": (["method=feddistill", "accumulate=2"], "train.accumulate", "method.teacher=uniform"),
+    "tokens": (["method=fedreg", "model=bag"], "model.name", "model=mlp"),
+    "fixed classifier": (["method=fedkeep", "model.head=etf"], "model.head", "method.rows=false"),
+    "optimiser": (["method=fedreg", "optimizer=adam"], "train.optimizer", "optimizer=sgd"),
+    "aggregation": (["method=fedkeep", "aggregation=median"], "train.aggregation", "method.rows=false"),
+    "privacy": (["method=fedkeep", "dp_clip=1.0", "dp_noise=1.0"], "train.dp_noise", "method.rows=false"),
+}
+
+
+@pytest.mark.parametrize("what", UNSUPPORTED)
+def test_a_method_that_cannot_be_trained_like_this_is_refused(what: str) -> None:
+    overrides, key, remedy = UNSUPPORTED[what]
+    with raises(UnsupportedMethod, key=key, mentions=[overrides[0].removeprefix("method=")]):
+        made(*overrides)
+    assert made(*overrides, remedy)
+    recorded = {**override(GIVEN, overrides), "made_by": {}}
+    assert Experiment.from_dict(recorded), "a run of an earlier version is read as it is"
+
+
+def test_it_is_refused_before_any_run_and_left_out_of_all_methods(tmp_path: Path) -> None:
+    given = ["digits", "rounds=1", "accumulate=2"]
+    for command in (
+        ["run", *given, "method=feddistill"],
+        ["run", *given, "--sweep", "method=fedavg,feddistill"],
+        ["tune", *given, "--methods", "fedavg,feddistill"],
+    ):
+        done = fedkeep(*command, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "feddistill adds up sums over batches" in done.stderr
+    all_methods = fedkeep("run", *given, "--sweep", "method=all", "--profile", cwd=tmp_path)
+    *left_out, last = all_methods.stderr.splitlines()
+    assert "--profile" in last, "it is refused after this, which saves running them all"
+    assert [line.partition(" is left out: ")[0] for line in left_out] == [
+        "fedkeep: digits-rounds=1-accumulate=2-method=feddistill"
+    ]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_diverges_ends_with_code_1(tmp_path: Path) -> None:

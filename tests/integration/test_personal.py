@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from fedkeep import tree
 from fedkeep.analysis.export import long_table
 from fedkeep.analysis.personal import last_result, measured_groups, with_best
 from fedkeep.analysis.run_set import read_runs
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import FedkeepError, MethodError
 from fedkeep.instruments.summary import sentences
 from fedkeep.method import FedAvg
 from fedkeep.reproduce.measures import get_measure
@@ -67,6 +68,38 @@ def simulation(data: fk.data.Dataset, clients: Any, method: Any = "fedavg", **se
 
 def near(*values: float) -> Any:
     return pytest.approx(list(values), abs=1e-12)
+
+
+def test_an_option_decides_whether_a_method_has_a_model_of_the_clients_own(problem: Problem) -> None:
+    with_heads, without = (problem.run(fk.methods.FedRoD(personal_head=own)) for own in (True, False))
+    results = [ins.analyse(sim, "personal")["personal"] for sim in (with_heads, without)]
+    assert [result["used"]["model"] for result in results] == ["own", "tuned"]
+    assert results[0]["own"]["clients"] != results[0]["global"]["clients"]
+    assert results[0]["global"] == results[1]["global"]
+
+
+class ScaledHead(nn.Module):
+    """A linear classifier whose logits are multiplied by a number."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.classifier = scale, nn.Linear(16, 4)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+    def head(self, h: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.classifier(h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+def test_a_personal_head_needs_a_linear_head(problem: Problem) -> None:
+    method = fk.methods.FedRoD(personal_head=True)
+    dataclasses.replace(problem, model=ScaledHead(1.0)).simulation(method)
+    with raises(MethodError, key="method.personal_head", mentions=["linear"]):
+        dataclasses.replace(problem, model=ScaledHead(2.0)).simulation(method)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

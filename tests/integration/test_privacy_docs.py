@@ -18,12 +18,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_table_of_methods(name: str) -> None:
     page = (DOCS / "privacy.md").read_text()
     [row] = re.findall(rf"^\| `{name}` \| (.*?) \| (\w+) \| (\w+) \| (\w+) \|$", page, flags=re.MULTILINE)
-    cls, size = fk.methods.get(name), footprint.footprint(fk.methods.get(name)())
+    method = fk.methods.get(name)()
+    size = footprint.footprint(method)
     models = [entry for entry in size.sends if entry in ("c", "u", "v", "w_bar", "older", "delta", "generator")]
-    assert tuple(re.findall(r"`(\w+)`", row[0])) == cls.averaged
-    assert row[1] == ("yes" if "params" in cls.averaged else "refused")
+    assert tuple(re.findall(r"`(\w+)`", row[0])) == method.averaged
+    assert row[1] == ("yes" if "params" in method.averaged else "refused")
     assert row[2] == ("yes" if set(size.uploads) <= {"params", "n"} and not models else "refused")
-    assert row[3] == ("yes" if cls.averaged == ("params",) and not cls.uses("aggregate") else "refused")
+    assert row[3] == ("yes" if method.averaged == ("params",) and not method.uses("aggregate") else "refused")
 
 
 def test_the_threat_model_names_every_way_to_aggregate() -> None:

@@ -23,8 +23,11 @@ from fedkeep import instruments as ins
 from fedkeep.analysis.export import long_table
 from fedkeep.analysis.recoverable import Course
 from fedkeep.analysis.run_set import read_runs
+from fedkeep.cli.analyse import analyse as cli_analyse
 from fedkeep.engine.class_bias import fit_class_bias
 from fedkeep.errors import ConfigError, FedkeepError, MethodError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import run
 from fedkeep.instruments.recoverable import fitting_half
 from fedkeep.instruments.summary import sentences
 from fedkeep.reports.data import page_data
@@ -303,6 +306,7 @@ def test_the_command_line_refuses_it_before_a_run_without_examples(tmp_path: Pat
         ([*run, "--instruments", "recoverable"], ["data.public", "--fit-on-test"]),
         ([*run, "read_out=bias"], ["read_out", "data.public"]),
         ([*run, "--fit-on-test"], ["--instruments recoverable"]),
+        ([*run, "data.public=0.1", "--instruments", "recoverable", "--fit-on-test"], ["no effect", "public set"]),
         (["tune", *run[1:], "read_out=bias"], ["read_out", "data.public"]),
     ):
         refused = fedkeep(*args)
@@ -310,6 +314,17 @@ def test_the_command_line_refuses_it_before_a_run_without_examples(tmp_path: Pat
         assert refused.stderr.count("\n") == 1
         assert all(text in refused.stderr for text in mentioned), refused.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_analyse_says_that_fit_on_test_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Experiment.load("digits", ["method=fedavg", "rounds=1"]), tmp_path / "run")
+    for asked in (True, False):
+        cli_analyse(tmp_path / "run", "recoverable", fit_on_test=asked, as_json=True)
+        shown = capsys.readouterr()
+        assert ("no effect" in shown.err) == asked
+        assert json.loads(shown.out)["recoverable"]["fitted_on"] == "public set"
+    with raises(FedkeepError, key="--fit-on-test", mentions=["--what recoverable"]):
+        cli_analyse(tmp_path / "run", "where", fit_on_test=True)
 
 
 def test_analyse_without_a_plot_is_refused(folder: Path, tmp_path: Path) -> None:

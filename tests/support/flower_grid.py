@@ -20,6 +20,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedkeep.flower import Strategy, client_app
 from support.problems import Problem
 
+# Flower's messages name the task of their process; a test may make one before there is a grid
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
 Fault = Callable[[Message, Callable[[], Message]], Message | None]
 
 
@@ -72,7 +75,6 @@ class MemoryGrid(Grid):
         self.run_config = run_config or {}
         self.late: dict[str, Any] = {}  # message id -> the reply, or a function that returns it
         self._run: Any = None
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def node_of(self, client: int) -> SuperNode:
         """Return the node of a client."""

@@ -24,6 +24,10 @@ class EveryHook(FedAvg):
     b: float = hyper(0.05, "weight of the memory", low=0, test_value=0.2)
 
     @property
+    def needs(self):
+        return {"whole_batches": ""}
+
+    @property
     def noise_size(self):
         return 2
 
@@ -171,9 +175,17 @@ class SAM(FedAvg):
         return tree.map(lambda w, g: w + scale * g, params, grads["ascent"])
 
 
+@dataclass(frozen=True)
+class FedRoDWithHeads(fk.methods.FedRoD):
+    """FedRoD as in its paper, with personal heads."""
+
+    name: ClassVar[str] = "fedrod_with_heads"
+    personal_head: bool = hyper(True, "train a head of each client's own", choices=(True, False), test_value=False)
+
+
 # settings with which a method is as quick as the others, for tests that train it many times
 QUICK = {"fedgen": {"hidden": 24, "noise": 4, "steps": 5, "batch_size": 6}, "fedreg": {"iterations": 3}}
-METHODS = {**fk.methods.REGISTRY, EveryHook.name: EveryHook, SAM.name: SAM}
+METHODS = {**fk.methods.REGISTRY, **{cls.name: cls for cls in (EveryHook, SAM, FedRoDWithHeads)}}
 
 
 def quick(name: str) -> FedAvg:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from support.errors import raises
 from support.problems import Problem
+from support.texts import make_text_problem
 
 import fedkeep as fk
 from fedkeep.data import make_plan
@@ -37,6 +40,18 @@ def test_rehearsal_is_one_order_in_every_epoch() -> None:
 def test_adam_is_refused(problem: Problem) -> None:
     with raises(MethodError, "optimizer", "adam", valid=("sgd",), mentions=["fedreg", 'optimizer = "sgd"']):
         problem.simulation(fk.methods.FedReg(), optimizer="adam")
+
+
+def test_tokens_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    texts = make_text_problem()
+    with raises(MethodError, "data", mentions=["fedreg", "tokens"]):
+        fk.simulate("fedreg", texts.model, texts.data, texts.clients, run_dir=tmp_path / "run", engine="loop")
+    with raises(MethodError, "accumulate", mentions=["feddistill"]):
+        fk.simulate(
+            "feddistill", texts.model, texts.data, texts.clients,
+            run_dir=tmp_path / "run", engine="loop", accumulate=2,
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -183,11 +183,10 @@ def test_flowers_code_of_an_unavailable_node() -> None:
 def test_flower_messages_survive_serialisation() -> None:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
     from flwr.app import Message
-    from support.flower_grid import MemoryGrid, through_bytes
+    from support.flower_grid import through_bytes
 
     from fedkeep.flower import records
 
-    MemoryGrid([])  # sets the task's identity, which messages need
     content = records.to_records({"params": {"w": torch.ones(2)}, "n": torch.tensor(5.0)}, {"round": 1})
     message = through_bytes(Message(content, 7, "train"))
     assert message.metadata.dst_node_id == 7

@@ -154,5 +154,13 @@ def test_a_subclass_with_its_own_aggregate_declares_what_it_averages() -> None:
     class Loss(fk.methods.FedNTD):
         pass
 
-    assert Own.averaged == ()
-    assert Loss.averaged == ("params",)
+    assert Own().averaged == ()
+    assert Loss().averaged == ("params",)
+
+
+@pytest.mark.parametrize("changes", [{"aggregation": "median"}, {"dp_clip": 1.0, "dp_noise": 0.1}])
+def test_what_a_method_averages_can_depend_on_an_option(problem: Problem, changes: dict) -> None:
+    with raises(MethodError):
+        problem.simulation(fk.methods.FedKeep(), **changes)
+    method = fk.methods.FedKeep(rows=False)
+    assert gap(problem.run(method, **changes).params, problem.finished(method).params) > 1e-9
