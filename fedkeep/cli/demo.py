@@ -30,7 +30,7 @@ def demo(
         "fedkeep-demo.html"
     ),
 ) -> None:
-    """Compare how much FedAvg, FedProx, SCAFFOLD and FedNTD forget, on a small built-in data set. Under two minutes.
+    """Compare how much FedAvg, SCAFFOLD, FedNTD and FedKeep forget, on a small built-in data set. Under two minutes.
 
     Also writes a report page that shows every round.
 
@@ -60,7 +60,7 @@ def demo(
         f"Handwritten digits, {job.CLIENTS} clients with about {job.SHARDS} digits each, "
         f"{job.SETTINGS['participation']} of them in each round, {rounds} rounds, {seeds} seed{'s' * (seeds > 1)}.\n"
     )
-    for name in ("fedavg", "fedntd"):
+    for name in ("fedavg", "fedntd", "fedkeep"):
         console.print(heatmap.heat_map(name, runs[name][0], min(60, console.width - 14)))
     title = "Accuracy and forgetting" + (", mean±standard deviation over seeds" if seeds > 1 else "")
     console.print(tables.comparison(title, {n: Group.of_histories(n, histories) for n, histories in runs.items()}))

@@ -13,7 +13,7 @@ from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.sweep import Progress, run_all
 from fedkeep.runs.history import History
 
-METHODS = ("fedavg", "fedprox", "scaffold", "fedntd")
+METHODS = ("fedavg", "scaffold", "fedntd", "fedkeep")
 CLIENTS, SHARDS = 20, 2
 SETTINGS: dict[str, Any] = {
     "rounds": 60,

@@ -25,7 +25,7 @@ def test_version() -> None:
 def test_demo_piped_prints_lines_and_a_table(tmp_path: Path) -> None:
     done = fedkeep("demo", "--seeds", "1", "--rounds", "3", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
-    for name in ("fedavg", "fedprox", "scaffold", "fedntd"):
+    for name in ("fedavg", "scaffold", "fedntd", "fedkeep"):
         assert f"{name}-seed=0: accuracy 0." in done.stderr
         assert name in done.stdout
     assert "class 9" in done.stdout
@@ -36,7 +36,7 @@ def test_demo_piped_prints_lines_and_a_table(tmp_path: Path) -> None:
 def test_demo_as_json_and_as_svg(tmp_path: Path) -> None:
     done = fedkeep("demo", "--seeds", "1", "--rounds", "2", "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
-    assert list(report) == ["fedavg", "fedprox", "scaffold", "fedntd"]
+    assert list(report) == ["fedavg", "scaffold", "fedntd", "fedkeep"]
     assert 0 < report["fedavg"][0]["final"] <= 1
     picture = tmp_path / "demo.svg"
     fedkeep("demo", "--seeds", "1", "--rounds", "2", "--svg", str(picture), cwd=tmp_path)
