@@ -15,6 +15,7 @@ LEVELS = [
     {"tree", "losses", "forgetting"},
     {"optim", "bounds"},
     {"task"},
+    {"visit"},
     {"method"},
     {"server_training"},
     {"methods", "models", "data"},
@@ -68,7 +69,7 @@ def test_modules_import_lower_rooms_only(module: str) -> None:
 def test_the_root_holds_only_what_a_methods_author_imports() -> None:
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
     assert modules == {
-        "bounds", "errors", "forgetting", "losses", "method", "optim", "server_training", "task", "tree",
+        "bounds", "errors", "forgetting", "losses", "method", "optim", "server_training", "task", "tree", "visit",
     }  # fmt: skip
 
 
