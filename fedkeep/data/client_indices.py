@@ -25,6 +25,7 @@ class Partition:
     offsets: np.ndarray
     file: str | None = field(default=None, compare=False)  # the federation file that it was read from
     held: Partition | None = field(default=None, compare=False, repr=False)  # what `hold_out` left out, by client
+    owners: np.ndarray | None = field(default=None, compare=False, repr=False)  # [N] who each client is, where known
 
     def __post_init__(self) -> None:
         if self.indices.dtype == np.int64 and len(self.indices) < 2**31 and self.indices.max(initial=0) < 2**31:
@@ -44,6 +45,10 @@ class Partition:
     def size(self, k: int) -> int:
         """Return the number of examples of one client."""
         return int(self.offsets[k + 1] - self.offsets[k])
+
+    def name(self, k: int) -> str:
+        """Return the name of one client: its owner, such as a hospital, where known."""
+        return f"client {k}" if self.owners is None else str(self.owners[k])
 
     @property
     def sizes(self) -> np.ndarray:
@@ -80,7 +85,8 @@ class Partition:
         kept = rank < np.repeat(keep, self.sizes)
         remaining, held = np.sort(shuffled[kept]), np.sort(shuffled[~kept])
         left_out = Partition(self.indices[held], np.concatenate([[0], np.cumsum(self.sizes - keep)]))
-        return Partition(self.indices[remaining], np.concatenate([[0], np.cumsum(keep)]), held=left_out)
+        offsets = np.concatenate([[0], np.cumsum(keep)])
+        return Partition(self.indices[remaining], offsets, held=left_out, owners=self.owners)
 
     @classmethod
     def of(cls, clients: Partition | Iterable[Any], n: int) -> Partition:

@@ -91,6 +91,23 @@ def require_n_classes(n_classes: int | None, highest: int) -> int:
     return number
 
 
+def to_class_names(names: Sequence[str] | None, n_classes: int | None) -> tuple[str, ...] | None:
+    """Return the names of the classes, different and one for each class, or None."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise DataError(f"class_names must be texts, one for each class, not {names!r}", key="class_names", value=names)
+    if len(set(names)) != len(names):
+        raise DataError("class_names must be different for each class", key="class_names", value=list(names))
+    if n_classes is not None and len(names) != n_classes:
+        raise DataError(
+            f"class_names has {len(names)} names, but there are {n_classes} classes",
+            key="class_names",
+            value=len(names),
+        )
+    return tuple(names)
+
+
 def to_normalisation(mean: Any, std: Any, x: Any) -> tuple[Tensor | None, Tensor | None]:
     """Return mean and std in a shape that broadcasts against one example, or None for both."""
     if (mean is None) != (std is None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedkeep.data.convert import (
     is_one_of,
     require_lengths,
     require_n_classes,
+    to_class_names,
     to_ids,
     to_inputs,
     to_labels,
@@ -56,6 +58,7 @@ class Dataset:
     name: str = "arrays"
     ids: np.ndarray | None = None  # [n] the owner of each training example
     test_ids: np.ndarray | None = None  # [m] the owner of each test example, where known
+    class_names: tuple[str, ...] | None = None  # of class 0, 1, ..., where known
 
     @property
     def image(self) -> tuple[int, int] | None:
@@ -226,12 +229,14 @@ def from_arrays(
     std: Any = None,
     ids: Any = None,
     test_ids: Any = None,
+    class_names: Sequence[str] | None = None,
     name: str = "arrays",
 ) -> Dataset:
     """Return a data set made of numpy arrays or tensors.
 
     `x` is one array, or a dict of arrays for models that take a dict. Images are [n, channels, height, width]. `ids`
     names the owner of each training example, for `partition.by_id`; `test_ids` the owner of each test example.
+    `class_names` are shown instead of class 0, 1, ...
 
     Lengths, shapes and labels are checked; numbers must be finite.
     """
@@ -246,11 +251,12 @@ def from_arrays(
             key="x_test",
             value=shapes["test"],
         )
-    n_classes = require_n_classes(n_classes, int(max(ys["train"].max(), ys["test"].max())))
+    names = to_class_names(class_names, n_classes)
+    n_classes = require_n_classes(len(names) if names else n_classes, int(max(ys["train"].max(), ys["test"].max())))
     mean, std = to_normalisation(mean, std, xs["train"])
     owners, test_owners = to_ids("ids", ids, ys["train"]), to_ids("test_ids", test_ids, ys["test"])
     data = Dataset(xs["train"], ys["train"], xs["test"], ys["test"], n_classes, mean, std, name=name)
-    return replace(data, ids=owners, test_ids=test_owners)
+    return replace(data, ids=owners, test_ids=test_owners, class_names=names)
 
 
 def _split_validation(index: np.ndarray, validation: float) -> tuple[np.ndarray, np.ndarray]:

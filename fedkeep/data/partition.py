@@ -170,8 +170,9 @@ def by_id(ids: Any) -> Partition:
     ids = as_ids(ids, error=PartitionError)
     if not len(ids):
         raise PartitionError("ids is empty: at least one id is needed", key="ids", value=[])
-    _, owner = np.unique(ids, return_inverse=True)
-    return Partition(np.argsort(owner, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(owner))]))
+    owners, owner = np.unique(ids, return_inverse=True)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner))])
+    return Partition(np.argsort(owner, kind="stable"), offsets, owners=owners)
 
 
 def from_file(y: Any, file: str | os.PathLike[str], overlap: bool = False) -> Partition:

@@ -37,7 +37,7 @@ from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.federation_copy import write_federation_copy
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
-from fedkeep.runs.label_counts import write_label_counts
+from fedkeep.runs.label_counts import shown_names, write_label_counts
 from fedkeep.runs.server_state import ServerState, global_params
 from fedkeep.task import check_forward
 from fedkeep.tree import Tree
@@ -97,7 +97,8 @@ class Simulation:
         self.evaluator = Evaluator(self.task, *test, self.ranks, example_bytes=tree.nbytes(sample) // 2)
         self.round_trainer = RoundTrainer(settings, self.planner, self.trainer, self.evaluator, self.ranks)
         recorded = {**asdict(settings), "engine": self.engine.name}
-        history = History(self.method.name, recorded, build=self.task.module)
+        history = History(self.method.name, recorded, build=self.task.module, class_names=data.class_names)
+        history.client_names = shown_names(self.clients)
         self.state = ServerState(server, history)
         self._begun = self._stop = self._applying = False
 
@@ -199,7 +200,7 @@ class Simulation:
         """
         states = ClientStore(folder.clients, run=folder.run)
         self.state.attach(folder, states, self.task.device, from_round)
-        write_label_counts(folder.path, self.clients, self.data.y_train, self.task.n_classes, folder.run)
+        write_label_counts(folder.path, self.clients, self.data, folder.run)
         write_federation_copy(folder.path, self.clients, self.planner.cohorts.given, folder.run)
         return self
 

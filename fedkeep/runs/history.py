@@ -41,6 +41,8 @@ class History:
     ended: str | None = None  # why the run ended: "finished" at its last round, or "stopped" by a callback
     released: float | None = None  # epsilon of all releases of a private federation, also of rounds that were undone
     instruments: list[dict[str, Any]] = field(default_factory=list)  # what `instruments.Every` wrote into the folder
+    class_names: tuple[str, ...] | None = None  # of class 0, 1, ..., where known
+    client_names: dict[int, str] = field(default_factory=dict)  # of at most 200 clients, where known
     verified: bool = True  # whether every file that it was read from has a checksum; False for runs of format 1
 
     @property
@@ -55,6 +57,14 @@ class History:
         if self.build is None:
             raise FedkeepError("this history has no model: pass the run to fedkeep.resume to get one", key="model")
         return self.build(self.params)
+
+    def class_name(self, c: int) -> str:
+        """Return what a class is called: its name, or "class 3"."""
+        return f"class {c}" if self.class_names is None else self.class_names[c]
+
+    def client_name(self, k: int) -> str:
+        """Return what a client is called: its name, or "client 3"."""
+        return self.client_names.get(k, f"client {k}")
 
     @property
     def rounds(self) -> np.ndarray:

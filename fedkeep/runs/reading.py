@@ -105,7 +105,11 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     ended = _read_ended(path, experiment.run)
     history = History(about["method"]["name"], settings_of(about), about=about, folder=path)
     header = _read_checkpoint(history, experiment, weights)
-    read_label_counts(path, experiment)
+    table = read_label_counts(path, experiment) or {}
+    if "class_names" in table:
+        history.class_names = tuple(table["class_names"])
+    if "client_names" in table:
+        history.client_names = dict(zip(table["ids"], table["client_names"], strict=True))
     history.instruments = read_instruments(path, experiment)
     lines = read_lines(path / ROUNDS, experiment)  # after the checkpoint: a running process writes it last
     if header is not None:

@@ -260,7 +260,7 @@ def test_the_split_plot_shows_the_ids_of_the_clients(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     run = write_run(tmp_path / "run", records(wave(0)))
     y = np.arange(1500) % 3
-    write_label_counts(run, fk.data.partition.iid(y, 500), y, 3)
+    write_label_counts(run, fk.data.partition.iid(y, 500), fk.data.from_arrays(y, y, y, y, n_classes=3))
     ids = json.loads((run / "split.json").read_text())["ids"]
     assert ids[-1] == 499
     with style.plot_style():

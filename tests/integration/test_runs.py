@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.errors import raises
@@ -232,3 +233,32 @@ def test_a_run_made_before_a_hyperparameter_existed_keeps_its_value(tmp_path: Pa
     assert Experiment.from_dict(recorded).method["form"] == "inside"
     require_same(experiment, recorded, "it is another run", "choose another folder")
     assert Experiment.load("digits", ["method=fedssd"]).method["form"] == "outside"
+
+
+def test_names_of_classes_and_clients_are_kept_with_a_run(tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    x = rng.normal(size=(40, 3)).astype("float32")
+    data = fk.data.from_arrays(x, y, x, y, class_names=["benign", "malignant"], ids=["Aachen", "Bonn"] * 20)
+    clients = fk.data.partition.by_id(data.ids).hold_out(0.2)
+    run = fk.simulate("fedavg", "mlp", data, clients, rounds=1, participation=1.0, run_dir=tmp_path / "run")
+    for history in (run, fk.load_run(tmp_path / "run")):
+        assert [history.class_name(c) for c in (0, 1)] == ["benign", "malignant"]
+        assert history.client_names == {0: "Aachen", 1: "Bonn"}
+        assert history.client_name(7) == "client 7"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a", "a"], "different"),
+        (["a", "b", "c"], "3 names, but there are 2"),
+        ("ab", "must be texts"),
+        (["a", " "], "must be texts"),
+    ],
+)
+def test_class_names_are_checked(names, said):
+    x, y = np.zeros((4, 2), "float32"), np.arange(4) % 2
+    with pytest.raises(fk.errors.DataError, match=said) as error:
+        fk.data.from_arrays(x, y, x, y, n_classes=2, class_names=names)
+    assert error.value.key == "class_names"
