@@ -16,6 +16,7 @@ from support.processes import run_script
 
 import fedkeep as fk
 from fedkeep.cli.methods import methods as cli_methods
+from fedkeep.engine.footprint import default_footprint, footprint
 
 
 def test_version() -> None:
@@ -52,6 +53,32 @@ def test_methods_lists_what_each_sends_and_stores() -> None:
     assert found["scaffold"]["keeps"] == ["c_k"]
     assert found["fedntd"]["teacher"]
     assert found["fedavg"]["public"] == "no"
+    assert found["fedavg"]["summary"].startswith("FedAvg: average")
+    assert [name for name, about in found.items() if about["min_classes"] > 2] == ["fedntd", "fedlmd"]
+
+
+def test_the_list_says_what_a_method_does_and_needs() -> None:
+    shown = " ".join(fedkeep("methods", env={**os.environ, "COLUMNS": "200"}).stdout.split())
+    assert "fedntd distil the global model into local training" in shown
+    assert shown.count("needs at least 3 classes") == 2
+    assert "needs an unlabelled public set" in shown
+    assert "FedCAD (unverified): distil" in shown
+
+
+def test_stored_footprints_are_those_that_are_measured() -> None:
+    """If this fails: python -m fedkeep.engine.footprint."""
+    for cls in fk.methods.REGISTRY.values():
+        if fk.methods.is_built_in(cls):
+            stored, measured = dataclasses.asdict(default_footprint(cls)), dataclasses.asdict(footprint(cls()))
+            for size in ("down", "up", "state"):
+                assert stored.pop(size) == pytest.approx(measured.pop(size), rel=1e-6), (cls.name, size)
+            assert stored == measured, cls.name
+
+
+def test_the_list_measures_no_method_of_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeep.engine.footprint.footprint", lambda method: pytest.fail(f"measures {method.name}"))
+    monkeypatch.setattr(fk.methods, "discover", lambda: fk.methods.REGISTRY)
+    cli_methods(as_json=True)
 
 
 def test_one_method_in_full() -> None:
@@ -143,21 +170,31 @@ def test_another_package_adds_a_method_through_the_entry_point(tmp_path: Path) -
                 name = "halfway"
                 paper = "nobody, nowhere"
                 share: float = hyper(0.5, "how far", low=0)
+
+            @dataclass(frozen=True)
+            class Unread(FedAvg):
+                pass
+
+            class Failing(FedAvg):
+                def broadcast(self, server):
+                    raise ValueError("never works")
         """)
     )
     info = tmp_path / "elsewhere-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[fedkeep.methods]\nhalfway = elsewhere:Halfway\nbroken = elsewhere:Missing\nwrong = elsewhere:hyper\n"
+        "[fedkeep.methods]\nhalfway = elsewhere:Halfway\nunread = elsewhere:Unread\n"
+        "failing = elsewhere:Failing\nbroken = elsewhere:Missing\nwrong = elsewhere:hyper\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = fedkeep("methods", "--json", env=environment, fresh=True)
     found = json.loads(done.stdout)
     assert found["halfway"]["hyperparameters"] == {"share": 0.5}
-    assert "broken" not in found
-    assert "wrong" not in found
-    for name in ("broken", "wrong"):
+    assert (found["halfway"]["paper"], found["halfway"]["uploads"]) == ("nobody, nowhere", ["n", "params"])
+    assert (found["unread"]["paper"], found["unread"]["summary"]) == ("", ""), "not those of the class it extends"
+    for name in ("broken", "wrong", "failing"):
+        assert name not in found
         assert any(name in line for line in done.stderr.splitlines())
 
 
