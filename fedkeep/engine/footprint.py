@@ -51,7 +51,8 @@ def default_footprint(cls: type[FedAvg]) -> Footprint:
 @functools.cache
 def _stored() -> dict[str, Footprint]:
     def from_json(entry: dict[str, Any]) -> Footprint:
-        return Footprint(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+        return Footprint(**values)
 
     return {name: from_json(entry) for name, entry in json.loads(STORED.read_text()).items()}
 
