@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 from support.cli import fedkeep
 from support.processes import run_script
+from typer.testing import CliRunner
 
 import fedkeep as fk
+from fedkeep.cli import options
+from fedkeep.cli.app import app
 from fedkeep.cli.methods import methods as cli_methods
 from fedkeep.engine.footprint import default_footprint, footprint
+from fedkeep.errors import FedkeepError
 
 
 def test_version() -> None:
@@ -196,6 +200,37 @@ def test_another_package_adds_a_method_through_the_entry_point(tmp_path: Path) -
     for name in ("broken", "wrong", "failing"):
         assert name not in found
         assert any(name in line for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("args", "file"),
+    [
+        (["report", "."], "page.html"),
+        (["partition", "digits"], "split.svg"),
+        (["demo", "--seeds", "1"], "page.html"),
+        (["analyse", "."], "figures"),
+    ],
+)
+def test_a_read_only_folder_is_refused_before_any_work(
+    args: list[str], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions do not stop root, so the question itself is answered with no."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options.os, "access", lambda path, mode: not mode & os.W_OK)
+    result = CliRunner().invoke(app, [*args, "-o", file])
+    assert isinstance(result.exception, FedkeepError)
+    assert result.exception.key == "output"
+    assert "read-only" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_do_not_replace_what_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("kept")
+    (tmp_path / "split.svg").symlink_to(tmp_path / "kept.txt")
+    done = fedkeep("partition", "data=digits", "split.n_clients=4", "-o", str(tmp_path / "split.svg"))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "kept.txt").read_text() == "kept"
 
 
 def test_a_run_does_not_import_what_it_does_not_need(tmp_path: Path) -> None:
