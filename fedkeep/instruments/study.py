@@ -28,7 +28,6 @@ from fedkeep.instruments.recoverable import recoverable, with_course
 from fedkeep.runs.reading import read_instruments
 from fedkeep.tree import Tree
 
-
 TRIAL = "the trial round"
 
 
