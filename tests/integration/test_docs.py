@@ -157,6 +157,12 @@ def test_the_profiling_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list((tmp_path / "runs").glob("*/trace.json.gz"))
 
 
+def test_the_page_on_model_cards_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("model-cards.md", tmp_path)
+    assert "mean over 2 seeds" in (tmp_path / "my-model" / "README.md").read_text()
+
+
 def test_the_page_on_averaged_weights_runs(tmp_path: Path) -> None:
     run_page("average-weights.md", tmp_path)
 
