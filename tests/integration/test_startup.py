@@ -61,7 +61,7 @@ def test_the_help_text_of_a_command_needs_nothing_large(command: str) -> None:
 
 def test_a_misspelt_command_needs_nothing_large() -> None:
     shown, modules = output_and_imports("rnu")
-    assert "No such command 'rnu'" in shown
+    assert "unknown command 'rnu': did you mean run?" in shown
     assert_small(modules)
 
 
