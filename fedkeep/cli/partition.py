@@ -74,7 +74,8 @@ def _print_split(console: Console, counts: np.ndarray) -> None:
 def _save_svg(path: Path, counts: np.ndarray, title: str) -> None:
     """Save the picture as an SVG file, wide enough for at most 200 clients."""
     from fedkeep.cli import heatmap
+    from fedkeep.runs.files import write_atomic
 
     console = Console(record=True, file=io.StringIO(), width=max(80, min(len(counts), 200) + heatmap.MARGIN))
     _print_split(console, counts)
-    console.save_svg(str(path), title=title)
+    write_atomic(path, console.export_svg(title=title).encode())
