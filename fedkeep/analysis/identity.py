@@ -86,10 +86,11 @@ class Identity:
         model, criterion = dict(setting["model"]), {}
         if "path" in model:  # of files, whose contents count too
             model |= _without_none({"contents": made_by.get("pretrained")})
-        if not self.from_file:
+        own_code = made_by.get("code", {})
+        if not self.from_file or "model" in own_code:
             hashes = {"shapes": "model", "structure": "structure", "layers": "layers"}
             model |= _without_none({key: made_by.get(name) for key, name in hashes.items()})
-            criterion = _criterion(made_by)
+            criterion = _criterion(made_by) if not self.from_file else {}
         code = _without_none({"code": made_by.get("algorithm")})
         setting |= {"method": setting["method"] | code, "model": model, "data": data, "split": split}
         return setting | ({"criterion": criterion} if criterion else {})
