@@ -7,6 +7,7 @@ Python has no such tables: its model, criterion, data and split are known by the
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -82,6 +83,8 @@ class Identity:
             split = {**split, "contents": made_by["split"]}
             split.pop("file", None)
         by_seed = "seed" in about["data"]  # the public part of the data depends on the seed, the test set does not
+        if os.path.isabs(source := str(data.get("source", ""))):  # where the file lies is no part of an experiment
+            data["source"] = os.path.basename(source)
         data |= _without_none({"contents": made_by.get("test" if by_seed else "data") or made_by.get("test")})
         model, criterion = dict(setting["model"]), {}
         if "path" in model:  # of files, whose contents count too

@@ -43,6 +43,7 @@ from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError, MethodError, UnsupportedMethod
 from fedkeep.experiments import own_parts
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
+from fedkeep.experiments.paths import with_absolute_paths
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FORMAT, READABLE_FORMATS, ROUNDS, is_there
 
@@ -70,11 +71,12 @@ class Experiment(BaseModel):
         """Return the experiment that these tables define. Names, keys and settings are checked; data is not loaded.
 
         An error names the key, the value and the valid choices. `given` says that the user wrote the tables: then the
-        code that they name is imported and checked too, unless they are those of a run.
+        code that they name is imported and checked too, unless they are those of a run, and paths become absolute.
         """
         recorded = "made_by" in tables  # the experiment of a run
         if given and not recorded:
             trust(own_parts.named_code(tables).values())
+            tables = with_absolute_paths(tables, Path.cwd(), must_exist=True)
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
         if recorded and "method" in tables:
             tables["method"] = methods.with_values_before(tables["method"])
@@ -235,6 +237,7 @@ _METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file tha
 def read(path: Path) -> dict[str, Any]:
     """Read an experiment file as a dict. The name of an experiment that comes with fedkeep also works as a path.
 
+    Files that it names are relative to it.
     In a run folder's file, the folder's own copy stands for the files of the split and the cohorts.
     """
     try:
@@ -264,9 +267,11 @@ def read(path: Path) -> dict[str, Any]:
     of_run = path.name == EXPERIMENT and is_there(path.parent / ROUNDS)
     if of_run:
         tables = {**with_own_files(tables, path.parent), "made_by": tables.get("made_by", {})}
-    if "made_by" not in tables and own_parts.named_code(tables):
+    if "made_by" in tables:
+        return tables
+    if own_parts.named_code(tables):
         import_from(path.parent)
-    return tables
+    return with_absolute_paths(tables, path.parent)
 
 
 def _settings(table: dict[str, Any]) -> Settings:

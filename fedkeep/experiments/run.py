@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.own_parts import code_hashes, make_own_callbacks
+from fedkeep.experiments.paths import is_data_file
 from fedkeep.experiments.resume import load_finished, resume_experiment
 from fedkeep.runs.files import EXPERIMENT, fingerprint
 from fedkeep.runs.history import History, Record
@@ -77,6 +79,9 @@ def require_same(experiment: Experiment, recorded: dict[str, Any], what: str, ad
     for section, key in (("split", "file"), ("train", "cohorts")):  # compared by their contents
         for tables in (ours, theirs):
             tables[section] = {**tables[section], **({key: "a file"} if tables[section].get(key) is not None else {})}
+    for tables in (ours, theirs):
+        if is_data_file(source := tables["data"]["source"]):  # runs of earlier versions have relative paths
+            tables["data"] = {**tables["data"], "source": os.path.abspath(source)}
     differences = sorted(_differences(theirs, ours), key=lambda each: each[0] in _FILLED_IN)
     for key, there, here in differences:
         raise ConfigError(
