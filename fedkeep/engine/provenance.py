@@ -91,9 +91,13 @@ def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
     recorded = made_by.get(key, "")
     if key != "criterion" or value == recorded or "cross_entropy" in (value, recorded):
         return bool(value == recorded)
-    same_python = str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]
-    names_only = "#" not in recorded or not same_python
+    names_only = "#" not in recorded or not same_python(made_by)
     return bool(names_only and value.partition("#")[0] == recorded.partition("#")[0])
+
+
+def same_python(made_by: Mapping[str, Any]) -> bool:
+    """Return whether a run was made with this version of Python, whose hashes of code can be compared."""
+    return str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]
 
 
 def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]:
