@@ -22,9 +22,9 @@ from fedkeep.data.convert import (
     to_class_names,
     to_ids,
     to_inputs,
-    to_labels,
     to_normalisation,
 )
+from fedkeep.data.labels import number_labels
 from fedkeep.data.public_options import check_public_options, is_number_per_class
 from fedkeep.data.seeds import share_of_each_class, split_rng
 from fedkeep.data.texts import Texts
@@ -59,6 +59,7 @@ class Dataset:
     ids: np.ndarray | None = None  # [n] the owner of each training example
     test_ids: np.ndarray | None = None  # [m] the owner of each test example, where known
     class_names: tuple[str, ...] | None = None  # of class 0, 1, ..., where known
+    feature_names: tuple[str, ...] | None = None  # of the columns of a table
 
     @property
     def image(self) -> tuple[int, int] | None:
@@ -236,12 +237,14 @@ def from_arrays(
 
     `x` is one array, or a dict of arrays for models that take a dict. Images are [n, channels, height, width]. `ids`
     names the owner of each training example, for `partition.by_id`; `test_ids` the owner of each test example.
-    `class_names` are shown instead of class 0, 1, ...
+    Labels are whole numbers from 0, texts or booleans. Texts are numbered in sorted order, or in that of `class_names`,
+    which are shown instead of class 0, 1, ...
 
     Lengths, shapes and labels are checked; numbers must be finite.
     """
     xs = {"train": to_inputs(x_train, "x_train"), "test": to_inputs(x_test, "x_test")}
-    ys = {"train": to_labels(y_train, "y_train"), "test": to_labels(y_test, "y_test")}
+    y_train, y_test, class_names = number_labels(y_train, y_test, class_names)
+    ys = {"train": y_train, "test": y_test}
     for part in ("train", "test"):
         require_lengths(xs[part], ys[part], part)
     shapes = {part: [(path, tuple(leaf.shape[1:])) for path, leaf in tree.items(xs[part])] for part in xs}
