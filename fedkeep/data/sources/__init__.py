@@ -13,7 +13,7 @@ from fedkeep._util.text import did_you_mean
 from fedkeep._util.validate import require_bool
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.data.public_options import check_public_options
-from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, tables
+from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, objects, tables
 from fedkeep.data.sources.common import Missing, Options, Raw, errors_named, hold_out, to_path
 from fedkeep.errors import DataError
 
@@ -22,7 +22,7 @@ __all__ = ["load"]
 _FILES = (".npz", *tables.SUFFIXES)
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 
-Source = str | Path | Sequence[Any] | Mapping[str, Any]
+Source = Any  # a name, a path, an object of another library, or a pair or dict of paths or objects
 _SINGLE_TABLE_TEST = 0.2  # the default test share of a single table
 
 
@@ -50,6 +50,8 @@ def load(
     - a name: digits, squares, wards, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist, sst5, ag_news
     - an .npz, .parquet, .csv or .jsonl file, or a pair (or dict) of tables to train and to test on
     - a folder: IDX files, CIFAR binary batches, images by class, tables
+    - a pandas or polars DataFrame, an Arrow table, a Hugging Face Dataset or DatasetDict, a torch Dataset whose items
+      are pairs (example, class) or dicts, or a pair (or dict) of these to train and to test on
     - "hf:NAME" for a Hugging Face data set
     - "generated:NAME" for random data of the size of a named data set
 
@@ -97,7 +99,7 @@ def _load(
     _require_n_classes(raw, n_classes)
     assert raw.test is not None
     try:
-        return from_arrays(
+        data = from_arrays(
             raw.train.x,
             raw.train.y,
             raw.test.x,
@@ -107,10 +109,20 @@ def _load(
             std=raw.std if std is None else std,
             ids=raw.train.ids,
             test_ids=raw.test.ids,
+            class_names=_class_names(raw, parsed),
             name=raw.name,
         )
     except DataError as error:
         raise error.converted(DataError, f"{raw.name}: {error}") from error
+    return data if raw.feature_names is None else dataclasses.replace(data, feature_names=tuple(raw.feature_names))
+
+
+def _class_names(raw: Raw, options: Options) -> Sequence[str] | None:
+    """Return the names of the classes: the option `classes`, else those that the source declares, if they are names."""
+    if options.classes is not None:
+        return list(options.classes)
+    names = [str(name) for name in raw.class_names or ()]
+    return names if names and all(name.strip() for name in names) and len(set(names)) == len(names) else None
 
 
 def _with_public(
@@ -129,12 +141,16 @@ def _with_public(
 
 
 def _read(source: Source, root: str | Path | None, options: Options) -> Raw:
+    if objects.recognises(source):
+        raw = objects.read(source, options)
+        return raw if raw.test is not None else hold_out(raw, options.test or _SINGLE_TABLE_TEST)
     if isinstance(source, Mapping | tuple | list):
         return tables.read_files(*_parse_pair(source), options)
     if not isinstance(source, str | Path):
         kind = type(source).__name__
         raise DataError(
-            f"source must be a name, a path, or a pair of files, not {kind}; for arrays use fk.data.from_arrays",
+            f"source must be a name, a path, {objects.KINDS}, or a pair of files or objects, not {kind}; for arrays "
+            "use fk.data.from_arrays",
             key="source",
             value=kind,
         )
