@@ -84,7 +84,7 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder; `about` takes precedence in its experiment file."""
     s = simulation
     whole = {
-        **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients)),
+        **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients), s.data.normalise),
         **about,
         "made_by": {
             **_made_by(s),

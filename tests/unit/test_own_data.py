@@ -278,3 +278,79 @@ def test_folders_of_images_and_arrays_have_class_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y, class_names=["no", "yes"])
     assert load(tmp_path / "a.npz").class_names == ("no", "yes")
     assert load(tmp_path / "a.npz", classes=["nein", "ja"]).class_names == ("nein", "ja")
+
+
+# normalisation
+
+
+def test_standardised_features_have_mean_0_and_deviation_1() -> None:
+    frame = pandas.DataFrame({**columns(), "area": np.linspace(1000, 3000, ROWS), "same": np.full(ROWS, 7.5)})
+    data = load((frame, frame), y="diagnosis", x=["age", "area", "same"], normalise="standard")
+    x = fk.data.InputPipeline(torch.float64, data.mean, data.std)(data.x_train)
+    assert x.mean(0).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert x.std(0, unbiased=False).tolist() == pytest.approx([1, 1, 0], abs=1e-6)
+    assert data.std.tolist()[2] == 1
+    assert data.normalise == "standard"
+
+
+def test_the_sums_of_clients_give_the_mean_and_deviation_of_all() -> None:
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (12, 3, 4, 5), dtype=np.uint8))
+    for x in (pixels, pixels.flatten(1)[:, :7].double() * 1e3):
+        mean, std = fk.data.mean_and_std([fk.data.feature_sums(part) for part in (x[:2], x[2:3], x[3:])])
+        values = x.double() / 255 if x.dtype == torch.uint8 else x
+        over = (0, 2, 3) if x.ndim == 4 else (0,)
+        assert torch.allclose(mean, values.mean(over))
+        assert torch.allclose(std, values.std(over, unbiased=False))
+
+
+def test_images_whole_numbers_and_public_sets_are_standardised() -> None:
+    digits = load("digits", normalise="standard")
+    assert digits.mean.shape == (1, 1, 1)
+    x = np.random.default_rng(0).integers(0, 50, (20, 3))
+    data = fk.data.from_arrays(x, np.arange(20) % 2, x, np.arange(20) % 2).with_public(0.2).standardised()
+    assert torch.equal(data.mean, data.x_train.double().mean(0))
+    assert data.public.x.is_floating_point()
+    assert data.x_test.is_floating_point()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "mentions"),
+    [
+        ("digits", {"normalise": "standart"}, ["did you mean standard?"]),
+        ("digits", {"normalise": "standard", "mean": 0.5, "std": 0.5}, ["mean"]),
+        ("wards", {"normalise": "standard"}, ["Texts"]),
+    ],
+)
+def test_a_normalisation_that_is_not_possible_is_refused(source: str, options: dict, mentions: list) -> None:
+    with raises(DataError, "normalise", mentions=mentions):
+        load(source, **options)
+
+
+def features(scale: float) -> fk.data.Dataset:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32") * [1, scale]
+    return fk.data.from_arrays(x.astype("float32"), np.arange(40) % 2, x[:4].astype("float32"), np.arange(4) % 2)
+
+
+def test_features_of_very_different_scales_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"rounds": 1, "participation": 1.0, "lr": 1e-9}
+    fk.simulate("fedavg", "mlp", features(30), [range(40)], **settings)
+    fk.simulate("fedavg", "mlp", features(3000).standardised(), [range(40)], **settings)
+    assert not caplog.records
+    fk.simulate("fedavg", "mlp", features(3000), [range(40)], **settings)
+    assert "feature 1 is up to" in caplog.text
+    assert 'normalise="standard"' in caplog.text
+
+
+def test_divergence_names_a_large_input() -> None:
+    settings: dict[str, Any] = {"rounds": 3, "participation": 1.0, "lr": 1e12}
+    with pytest.raises(fk.errors.Diverged, match=r'largest input is \S+: normalise="standard"'):
+        fk.simulate("fedavg", "mlp", features(3000), [range(40)], **settings)
+    with pytest.raises(fk.errors.Diverged, match="a smaller lr or a clip_norm") as error:
+        fk.simulate("fedavg", "mlp", features(1), [range(40)], **settings)
+    assert "largest input" not in str(error.value)
+
+
+def test_the_normalisation_is_recorded_with_the_run(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rounds": 1, "participation": 1.0}
+    fk.simulate("fedavg", "mlp", features(3000).standardised(), [range(40)], run_dir=tmp_path / "a", **settings)
+    assert fk.load_run(tmp_path / "a").about["data"] == {"source": "arrays", "normalise": "standard"}

@@ -12,6 +12,7 @@ import numpy as np
 from fedkeep._util.text import did_you_mean
 from fedkeep._util.validate import require_bool
 from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.normalise import check_normalise
 from fedkeep.data.public_options import check_public_options
 from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, objects, tables
 from fedkeep.data.sources.common import Missing, Options, Raw, errors_named, hold_out, to_path
@@ -41,6 +42,7 @@ def load(
     n_classes: int | None = None,
     mean: Any = None,
     std: Any = None,
+    normalise: str | None = None,
     **options: Any,
 ) -> Dataset:
     """Load a data set and, with `public` or `public_ids`, move a part of it to the server's public set.
@@ -66,9 +68,10 @@ def load(
     `held_out` is a fraction of each class of the training examples that takes the place of the test set, so that
     hyperparameters can be chosen without it.
 
-    `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
-    other options control reading: size, x, y, text, label, classes, ids, tokenizer, max_length, splits, test,
-    first_label, merge_validation, test_writers, max_gb.
+    `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set;
+    `normalise="standard"` uses those of the training examples, per feature. The other options control reading: size, x,
+    y, text, label, classes, ids, tokenizer, max_length, splits, test, first_label, merge_validation, test_writers,
+    max_gb.
 
     >>> data = load("digits", public=0.1)
     >>> data.n_classes, len(data.y_train) + len(data.public.y) + len(data.public.y_val), len(data.y_test)
@@ -76,6 +79,7 @@ def load(
     """
     name = source if isinstance(source, str | Path) else "source"
     require_bool("public_only", public_only, DataError)
+    check_normalise({"normalise": normalise, "mean": mean, "std": std})
     of_public_set = {"public": public, "public_ids": public_ids}
     check_public_options({**of_public_set, "public_alpha": public_alpha, "public_only": public_only})
     with errors_named(name):
@@ -83,7 +87,8 @@ def load(
         data = data if held_out is None else data.with_held_out_test(held_out)
         data = data if min_per_id is None else data.drop_small_owners(min_per_id)
         data = _with_public(data, public, public_ids, public_alpha, validation, seed)
-        return data.only_public() if public_only else data
+        data = data.only_public() if public_only else data
+        return data if normalise is None else data.standardised()
 
 
 def _load(

@@ -29,6 +29,7 @@ USUAL_X = (
 PIXEL = re.compile(r"(pixel|px)[_ ]?\d+|\d+x\d+", re.IGNORECASE)
 _ROW_NUMBERS = ("", "id", "index", "Unnamed: 0", "__index_level_0__")  # added by programs that write tables
 _ID = re.compile(r"(?i:(.*[\W_])?(uu|gu)?id)|.*[a-z](Id|ID)", re.DOTALL)
+_SHOWN = 6  # columns in a message
 _ENOUGH_ROWS = 20  # in fewer rows, all values of a feature may be different by chance
 
 
@@ -163,8 +164,8 @@ def log_choice(chosen: Chosen, where: str) -> None:
     if chosen.every and chosen.left_out:
         log.warning(
             "%s: the examples are %s; left out: %s; x= chooses columns",
-            where, list_some(chosen.x), format_left_out(chosen),
+            where, list_some(chosen.x, _SHOWN), format_left_out(chosen),
         )  # fmt: skip
     else:
         ids = f", their owners {chosen.ids}" if chosen.ids else ""
-        log.info("%s: the examples are %s, the classes %s%s", where, list_some(chosen.x), chosen.y, ids)
+        log.info("%s: the examples are %s, the classes %s%s", where, list_some(chosen.x, _SHOWN), chosen.y, ids)
