@@ -25,14 +25,16 @@ from fedkeep.task import Task, describe_criterion
 log = logging.getLogger("fedkeep")
 
 
-def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int) -> dict[str, Any]:
+def experiment_dict(
+    method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int, normalise: str | None = None
+) -> dict[str, Any]:
     """Return the experiment as data, as far as the objects themselves show it."""
     train = asdict(settings)
     return {
         "seed": train.pop("seed"),
         "method": method.to_dict(),
         "model": {"class": type(task.module(task.init)).__name__},
-        "data": {"source": source},
+        "data": {"source": source, **({} if normalise is None else {"normalise": normalise})},
         "split": {"n_clients": n_clients},
         "train": train,
     }

@@ -83,7 +83,8 @@ def federation_from_arguments(
     if model is None or data is None or clients is None:
         missing = "model" if model is None else "data" if data is None else "clients"
         raise RunError(f"{missing} is missing: pass all three of model, data and clients, or none of them", key=missing)
-    clients = Partition.of(clients, len(require_dataset(data).y_train))
+    data = require_dataset(data)
+    clients = Partition.of(clients, len(data.y_train))
     settings = Settings.of({**about["train"], "seed": about["seed"]})
     return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion)
 
