@@ -13,6 +13,7 @@ from fedkeep import losses, methods
 from fedkeep.data import Dataset, Partition
 from fedkeep.engine import distributed
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.progress import with_progress
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulate import continue_run
@@ -44,15 +45,16 @@ def resume(
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     from_round: int | None = None,
+    progress: bool | None = None,
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
     A run started from an experiment file needs only its folder. A run started with `simulate` needs the same model,
     data and clients again, because a file cannot hold them; and the method and the criterion, if they are your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
-    stopped is continued to its last round.
+    stopped is continued to its last round. `progress` is as in `simulate`.
     """
-    path = Path(run_dir)
+    path, callbacks = Path(run_dir), with_progress(callbacks, progress)
     about = with_own_files(read_experiment(path), path)
     federation = federation_from_arguments(about, method, model, data, clients, criterion)
     if federation is None:
