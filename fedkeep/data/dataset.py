@@ -25,6 +25,7 @@ from fedkeep.data.convert import (
     to_labels,
     to_normalisation,
 )
+from fedkeep.data.display import dataset_html, describe_dataset
 from fedkeep.data.public_options import check_public_options, is_number_per_class
 from fedkeep.data.seeds import share_of_each_class, split_rng
 from fedkeep.data.texts import Texts
@@ -39,7 +40,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Examples `x` (a tensor, a dict of tensors, or texts) and labels `y` (0, 1, ...) for training and testing.
 
@@ -59,6 +60,12 @@ class Dataset:
     ids: np.ndarray | None = None  # [n] the owner of each training example
     test_ids: np.ndarray | None = None  # [m] the owner of each test example, where known
     class_names: tuple[str, ...] | None = None  # of class 0, 1, ..., where known
+
+    def __repr__(self) -> str:
+        return f"<Dataset {describe_dataset(self)}>"
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
 
     @property
     def image(self) -> tuple[int, int] | None:

@@ -75,7 +75,7 @@ class SettingsDict(TypedDict, total=False):
     read_out: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings:
     """Settings of a run, shared by all methods; the defaults are FedNTD's.
 
@@ -195,6 +195,10 @@ class Settings:
         if self.read_out is not None:
             require_choice("read_out", self.read_out, READ_OUTS)
         self._check_privacy()
+
+    def __repr__(self) -> str:
+        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
     @property
     def private(self) -> bool:
