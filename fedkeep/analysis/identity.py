@@ -158,9 +158,10 @@ def _criterion(made_by: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_effect(train: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that are used: no `hostile` for a plain mean, no `dp_delta` without noise, and so on."""
+    """Return the settings that are used: no `hostile` for a plain mean, no `lr_decay` with a cosine, and so on."""
     unused = {
         "hostile": train["aggregation"] == "mean",
+        "lr_decay": train["lr_schedule"] != "exponential",
         "dp_delta": train["dp_noise"] is None,
         "participation": train["cohorts"] is not None,
     }

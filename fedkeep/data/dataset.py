@@ -24,6 +24,7 @@ from fedkeep.data.convert import (
     to_inputs,
     to_normalisation,
 )
+from fedkeep.data.display import dataset_html, describe_dataset
 from fedkeep.data.labels import number_labels
 from fedkeep.data.normalise import STANDARD, feature_sums, mean_and_std
 from fedkeep.data.public_options import check_public_options, is_number_per_class
@@ -40,7 +41,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Examples `x` (a tensor, a dict of tensors, or texts) and labels `y` (0, 1, ...) for training and testing.
 
@@ -62,6 +63,12 @@ class Dataset:
     class_names: tuple[str, ...] | None = None  # of class 0, 1, ..., where known
     feature_names: tuple[str, ...] | None = None  # of the columns of a table
     normalise: str | None = None  # "standard": mean and std are those of the training examples
+
+    def __repr__(self) -> str:
+        return f"<Dataset {describe_dataset(self)}>"
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
 
     @property
     def image(self) -> tuple[int, int] | None:

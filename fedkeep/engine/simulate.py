@@ -18,6 +18,7 @@ from fedkeep.data.partition import Partition
 from fedkeep.data.reductions import require_effect
 from fedkeep.engine import distributed, provenance
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.progress import with_progress
 from fedkeep.engine.settings import Settings, SettingsDict
 from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulation import Callback, Simulation
@@ -42,6 +43,7 @@ def simulate(
     checkpoint_every: int | None = None,
     keep: int | None = None,
     label: str | None = None,
+    progress: bool | None = None,
     **settings: Unpack[SettingsDict],
 ) -> History:
     """Run a federation to its last round and return its history.
@@ -57,11 +59,15 @@ def simulate(
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
     The last `keep` checkpoints (3) stay in the folder, each as large as the model.
     `label` is the name under which `fedkeep compare` and the report show the run; it does not affect the result.
+
+    Round, accuracy and time left are shown in a line on a terminal and in a notebook; `progress=True` shows them
+    everywhere, `progress=False` nowhere.
     """
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
     checked = Settings(**cast(Any, settings))
     require_effect(checked.reductions, checked.rounds)
+    callbacks = with_progress(callbacks, progress)
     simulation = Simulation(method, model, require_dataset(data), clients, checked, callbacks, criterion)
     saving = {"checkpoint_every": checkpoint_every, "keep": keep}
     for name, number in saving.items():

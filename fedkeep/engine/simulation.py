@@ -103,6 +103,12 @@ class Simulation:
         self.state = ServerState(server, history)
         self._begun = self._stop = self._applying = False
 
+    def __repr__(self) -> str:
+        return (
+            f"<Simulation of {self.method.name}: round {self.round} of {self.settings.rounds}, "
+            f"{len(self.clients)} clients, {self.engine.name} engine>"
+        )
+
     # What changes from round to round
 
     @property

@@ -14,6 +14,7 @@ from fedkeep._util.own_parts import trust as allow
 from fedkeep.data import Dataset, Partition
 from fedkeep.engine import distributed
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.progress import with_progress
 from fedkeep.engine.provenance import same_python
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.setup import require_dataset
@@ -48,6 +49,7 @@ def resume(
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     from_round: int | None = None,
     trust: str | Iterable[str] = (),
+    progress: bool | None = None,
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
@@ -55,9 +57,9 @@ def resume(
     data and clients again, because a file cannot hold them; and the method and the criterion, if they are your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
     stopped is continued to its last round. Code of your own that the run folder names (`package.module:name`) is
-    imported only if `trust` has its name, or its module.
+    imported only if `trust` has its name, or its module. `progress` is as in `simulate`.
     """
-    path = Path(run_dir)
+    path, callbacks = Path(run_dir), with_progress(callbacks, progress)
     allow(trust)
     about = with_own_files(read_experiment(path), path)
     federation = federation_from_arguments(about, method, model, data, clients, criterion)
