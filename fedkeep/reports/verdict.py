@@ -41,7 +41,7 @@ def verdict(groups: list[Group]) -> Verdict:
 
 def reference(groups: list[Group]) -> Group:
     """Return the group that others are compared with: FedAvg if there is one, otherwise the one that forgets most."""
-    fedavg = [g for g in groups if g.setting["method"]["name"] == "fedavg"]
+    fedavg = [g for g in groups if g.setting["method"]["name"].lower() == "fedavg"]
     return max(fedavg or groups, key=lambda g: g.mean["forgetting"])
 
 
