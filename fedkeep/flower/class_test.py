@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -60,7 +61,7 @@ class ModelTest:
         for logits, truth in self._batches():
             confusion += count_pairs(truth, logits.argmax(-1), self.n_classes)
             loss += losses.cross_entropy(logits, truth).sum()
-        return {"confusion": as_table(confusion.cpu()), "test_loss": float(loss) / len(self.y)}
+        return {"confusion": as_table(confusion.cpu()), **_finite(float(loss) / len(self.y))}
 
     def about(self) -> dict[str, Any]:
         """Return what identifies model and test data."""
@@ -150,8 +151,9 @@ class FunctionTest:
         self.n_classes: int | None = None
 
     def run(self, weights: Weights, arrays: Any) -> Record:
-        """Return `confusion` and, if the function returns a pair, `test_loss`."""
-        result = self.function(arrays)
+        """Return `confusion` and, if the function returns a pair, `test_loss`; nothing if it returns None."""
+        if (result := self.function(arrays)) is None:
+            return {}
         confusion, loss = result if isinstance(result, tuple) else (result, None)
         confusion = confusion.detach().cpu() if isinstance(confusion, Tensor) else confusion
         matrix: np.ndarray = np.asarray(confusion)
@@ -167,12 +169,17 @@ class FunctionTest:
         if not whole or matrix.min(initial=0) < 0 or not matrix.sum() > 0:
             raise FedkeepError("confusion must return whole numbers of at least 0, not all of them 0", key="confusion")
         self.n_classes, matrix = len(matrix), matrix.astype(np.int64)
-        return {"confusion": as_table(matrix), **({} if loss is None else {"test_loss": float(loss)})}
+        return {"confusion": as_table(matrix), **_finite(loss)}
 
     def about(self) -> dict[str, Any]:
         """Return what identifies the function."""
         code = structure_hash(self.function)
         return {"model": {"class": "the app's"}, "data": {"source": "the app's"}, "made_by": {"test": code}}
+
+
+def _finite(loss: Any) -> Record:
+    """Return the test loss as part of a record; nothing if it is unknown, NaN or infinite."""
+    return {} if loss is None or not math.isfinite(loss) else {"test_loss": float(loss)}
 
 
 def _build(model: Any) -> nn.Module:

@@ -54,7 +54,8 @@ def forgetting(
         The run folder, a new one. `fedkeep report` and `fedkeep compare` read it.
     confusion
         Instead of model and test data, a function from the app's arrays, as an `evaluate_fn` gets them, to the
-        confusion matrix [true class, predicted class], or to this matrix and the test loss.
+        confusion matrix [true class, predicted class], to this matrix and the test loss, or to None if there is nothing
+        to test, such as a model without trees.
     num_rounds
         The number of rounds; only for strategies that are not told by `start`: older ones, and in a loop of your own.
     every

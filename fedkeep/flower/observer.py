@@ -86,8 +86,9 @@ class Observer:
     def _start(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(inner).bind(*args, **kwargs)
         given.apply_defaults()
-        values = given.arguments
-        self.rounds = values.get("num_rounds", self.rounds)
+        values = {**given.arguments, **given.kwargs}
+        if (rounds := values.get("num_rounds")) is not None:
+            self.rounds = int(rounds)
         self.config = {key: value for key, value in (values.get("train_config") or {}).items() if is_plain(value)}
         if self.run.ended:
             log.warning("%s contains an earlier start of this strategy; this one is not recorded", self.run.path)
@@ -131,10 +132,11 @@ class Observer:
         with self._continuing("the replies were not recorded"):
             self._read(given.arguments[name])
         began = time.perf_counter()
-        arrays, metrics = result = inner(*given.args, **given.kwargs)
+        result = inner(*given.args, **given.kwargs)
         pending = self.pending
         with self._continuing("the result of a round was not recorded"):
             if pending is not None:
+                arrays, metrics = result
                 pending.record["seconds"] = arrived - pending.began + time.perf_counter() - began
                 pending.record["train_metrics"] = _plain_metrics(metrics or {})
                 pending.arrays = self.arrays if arrays is None else arrays

@@ -29,6 +29,7 @@ from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError, RunError
 from fedkeep.flower import Strategy, forgetting
 from fedkeep.instruments.next_round import open_run
+from fedkeep.reports.data import page_data
 from fedkeep.runs.folder import RunFolder
 
 NODES, ROUNDS = 6, 3
@@ -188,14 +189,14 @@ def test_records_say_who_took_part_what_was_sent_and_where_accuracy_was_lost(tmp
 
 
 class Saving(strategy.FedAvg):
-    """As users write them: a `start` of their own around that of Flower."""
+    """As users write them: a `start` of their own around Flower's."""
 
     def __init__(self, power: float) -> None:
         super().__init__(fraction_evaluate=0.0)
         self.power, self.api_key, self.seen = power, "secret", []
 
-    def start(self, grid, initial_arrays, *, num_rounds: int, **options):
-        return super().start(grid, initial_arrays, num_rounds, evaluate_fn=self.look, **options)
+    def start(self, grid, initial_arrays, **options):
+        return super().start(grid, initial_arrays, evaluate_fn=self.look, **options)
 
     def look(self, number: int, arrays: ArrayRecord) -> MetricRecord:
         self.seen.append(number)
@@ -281,10 +282,14 @@ def test_strategies_of_the_older_interface(tmp_path: Path) -> None:
 
 
 def test_a_function_of_the_users_own_tests_the_model(tmp_path: Path) -> None:
-    result = start(forgetting(strategy.FedAvg(), confusion=lambda a: (confusion_of(a), 0.5), run_dir=tmp_path))
+    results = [None, (np.eye(3), float("nan")), (torch.eye(3), 0.5), np.eye(3, dtype=int)]  # before and after 3 rounds
+    start(forgetting(strategy.FedAvg(), confusion=lambda arrays: results.pop(0), run_dir=tmp_path))
     history = fk.load_run(tmp_path)
-    assert history.records[3]["confusion"] == confusion_of(result.arrays)
-    assert history.records[3]["test_loss"] == 0.5
+    assert history.rounds.tolist() == [1, 2, 3]
+    assert (history.confusion == np.eye(3)).all()
+    assert [record.get("test_loss") for record in history.records] == [None, None, 0.5, None]
+    verdict = page_data(read_runs([tmp_path]))["verdict"]
+    assert any("local_every=1 of fedkeep.flower.forgetting" in line for line in verdict["details"])
 
 
 @pytest.mark.parametrize(
