@@ -123,6 +123,9 @@ def api_of(strategy: Any) -> StrategyApi:
         return MessageApi()
     if isinstance(strategy, OlderStrategy):
         return OlderApi()
+    if isinstance(strategy, type):
+        message = f"strategy must be an object, {strategy.__name__}(), not the class"
+        raise ConfigError(message, key="strategy", value=strategy.__name__)
     kind = type(strategy).__name__
     valid = [f"{one.__module__.rpartition('.')[0]}.Strategy" for one in (MessageStrategy, OlderStrategy)]
     message = f"strategy must be a {' or a '.join(valid)} of Flower, not {kind}"

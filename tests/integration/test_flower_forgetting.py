@@ -296,6 +296,7 @@ def test_a_function_of_the_users_own_tests_the_model(tmp_path: Path) -> None:
     ("change", "error", "key"),
     [
         ({"strategy": "FedAvg"}, ConfigError, "strategy"),
+        ({"strategy": strategy.FedAvg}, ConfigError, "strategy"),
         ({"model": None}, ConfigError, "model"),
         ({"test_data": None}, ConfigError, "test_data"),
         ({"confusion": confusion_of}, ConfigError, "confusion"),
