@@ -42,7 +42,6 @@ class _Round:
     number: int
     began: float
     asked: list[Any] = field(default_factory=list)  # as the strategy has them: messages, or pairs
-    nodes: list[int | str] = field(default_factory=list)
     bytes_down: int = 0
     record: Record = field(default_factory=dict)
     arrays: Any = None  # the aggregated ones
@@ -117,10 +116,8 @@ class Observer:
         with self._continuing("what is sent to the nodes was not recorded"):
             self.arrays = arrays
             self.pending = self.pending or _Round(self.run.number + 1, began)
-            nodes, nbytes = self.api.sent(result)
             self.pending.asked += result
-            self.pending.nodes += nodes
-            self.pending.bytes_down += nbytes
+            self.pending.bytes_down += self.api.bytes_sent(result)
         return result
 
     def _aggregate(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -198,18 +195,16 @@ class Observer:
         pending = self.pending
         if pending is None or self.run.ended:
             return
+        nothing = {"cohort": [], "skipped": [], "bytes_up": 0, "seconds": 0.0}  # that is known, if the rest fails
+        pending.record = {"round": pending.number, "bytes_down": pending.bytes_down, **nothing}
         found = self.api.replies(replies, pending.asked)
         new = self._number(reply.node for reply in found)
         valid = {self.clients[str(reply.node)]: reply for reply in found if reply.failure is None}
         cohort = sorted(valid)
         failed = {self.clients[str(reply.node)]: reply.failure for reply in found if reply.failure is not None}
-        pending.record = {
-            "round": pending.number,
+        pending.record |= {
             "cohort": cohort,
-            "skipped": [],
-            "bytes_down": pending.bytes_down,
             "bytes_up": sum(reply.nbytes for reply in valid.values()),
-            "seconds": time.perf_counter() - pending.began,
             "client_metrics": {str(k): _plain_metrics(valid[k].metrics) for k in cohort},
         }
         losses = [(r.weight, float(loss)) for r in valid.values() if (loss := _loss(r.metrics)) is not None]

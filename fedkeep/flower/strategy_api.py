@@ -39,8 +39,8 @@ class StrategyApi(Protocol):
     aggregate: str  # (round, replies, ...) -> (arrays, metrics)
     after: str  # (round, arrays, ...): called after every round with the global model
 
-    def sent(self, result: Sequence[Any]) -> tuple[list[int | str], int]:
-        """Return the nodes that are asked to train, and how many bytes of arrays they are sent."""
+    def bytes_sent(self, result: Sequence[Any]) -> int:
+        """Return how many bytes of arrays the nodes are sent that are asked to train."""
         ...
 
     def replies(self, replies: Iterable[Any], asked: Sequence[Any]) -> list[Reply]:
@@ -61,9 +61,9 @@ class MessageApi:
 
     configure, aggregate, after = "configure_train", "aggregate_train", "configure_evaluate"
 
-    def sent(self, result: Sequence[Message]) -> tuple[list[int | str], int]:
-        """Return the nodes that are asked to train, and how many bytes of arrays they are sent."""
-        return [int(m.metadata.dst_node_id) for m in result], sum(_nbytes(m.content) for m in result if m.has_content())
+    def bytes_sent(self, result: Sequence[Message]) -> int:
+        """Return how many bytes of arrays the nodes are sent that are asked to train."""
+        return sum(_nbytes(message.content) for message in result if message.has_content())
 
     def replies(self, replies: Iterable[Message], asked: Sequence[Message]) -> list[Reply]:
         """Return what the nodes have sent, and that others have not replied."""
@@ -95,9 +95,9 @@ class OlderApi:
 
     configure, aggregate, after = "configure_fit", "aggregate_fit", "evaluate"
 
-    def sent(self, result: Sequence[Any]) -> tuple[list[int | str], int]:
-        """Return the nodes that are asked to train, and how many bytes of arrays they are sent."""
-        return [proxy.cid for proxy, _ in result], sum(_length(one.parameters) for _, one in result)
+    def bytes_sent(self, result: Sequence[Any]) -> int:
+        """Return how many bytes of arrays the nodes are sent that are asked to train."""
+        return sum(_length(one.parameters) for _, one in result)
 
     def replies(self, replies: Iterable[Any], asked: Sequence[Any]) -> list[Reply]:
         """Return what the nodes have sent, and that others have not replied; failures do not always name a node."""

@@ -28,6 +28,7 @@ from support.flower_grid import MemoryGrid, SuperNode
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError, RunError
 from fedkeep.flower import Strategy, forgetting
+from fedkeep.flower.strategy_api import MessageApi
 from fedkeep.instruments.next_round import open_run
 from fedkeep.reports.data import page_data
 from fedkeep.runs.folder import RunFolder
@@ -372,6 +373,19 @@ def test_a_failing_test_does_not_end_the_federation(tmp_path: Path, caplog: pyte
     assert same_arrays(result.arrays, start(strategy.FedAvg()).arrays)
     assert ["confusion" in record for record in fk.load_run(tmp_path).records] == [True, False, False, True]
     assert sum("out of memory" in record.message for record in caplog.records) == 1, "it is logged once"
+
+
+def test_replies_that_cannot_be_read_do_not_end_the_federation(tmp_path: Path, monkeypatch, caplog) -> None:
+    observed = forgetting(strategy.FedAvg(), Net, TEST, run_dir=tmp_path, local_every=1)
+    monkeypatch.setattr(MessageApi, "replies", lambda *given: 1 / 0)
+    seed_all()
+    result = start(observed)
+    seed_all()
+    assert same_arrays(result.arrays, start(strategy.FedAvg()).arrays)
+    history = fk.load_run(tmp_path)
+    assert [record.get("cohort") for record in history.records] == [None, [], [], []]
+    assert history.records[3]["confusion"] == confusion_of(result.arrays)
+    assert sum("ZeroDivisionError" in record.message for record in caplog.records) == 1
 
 
 def test_a_full_disk_does_not_end_the_federation(tmp_path: Path, monkeypatch, caplog) -> None:
