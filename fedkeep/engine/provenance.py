@@ -43,14 +43,21 @@ def experiment_dict(
 def made_by(engine: str, task: Task, threads: int) -> dict[str, Any]:
     """Return versions and everything else that can affect the last bit of a result."""
     return {
-        "fedkeep": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
+        **versions(),
         "engine": engine,
         "device": task.device.type,
         "threads": threads,
         "model": model_fingerprint(task),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that a run depends on."""
+    return {
+        "fedkeep": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
     }
 
 

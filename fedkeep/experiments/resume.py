@@ -26,7 +26,7 @@ from fedkeep.experiments.build import build, build_model
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
+from fedkeep.runs.experiment_file import OBSERVED, read_experiment, read_experiment_file
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
@@ -99,6 +99,13 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round:
     if about.get("made_by", {}).get("engine") == "flower":
         raise ConfigError(
             f"{path} is a run of a Flower app: start the app again (flwr run) with run-dir set to this folder",
+            key="run_dir",
+            value=str(path),
+        )
+    if about.get("made_by", {}).get("engine") == OBSERVED:
+        raise ConfigError(
+            f"{path} is the record of a Flower app: only that app can continue it (resume=True of "
+            "fedkeep.flower.forgetting)",
             key="run_dir",
             value=str(path),
         )
