@@ -128,6 +128,14 @@ def _to_numbers(labels: np.ndarray, names: list[str], key: str) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long)
 
 
+def to_labels(y: Any, key: str) -> Tensor:
+    """Return classes that are whole numbers, or booleans, as a tensor; texts raise an error."""
+    labels = to_label_array(y, key)
+    if _is_text(labels):
+        raise DataError(f"{key} must hold whole numbers, not texts such as {labels[0]!r}", key=key, value=labels[0])
+    return _to_tensor(labels, key)
+
+
 def _to_tensor(labels: np.ndarray, key: str) -> Tensor:
     """Return whole numbers or booleans as a tensor; a number below 0 raises an error."""
     if len(labels) and (lowest := int(labels.min())) < 0:
