@@ -48,6 +48,7 @@ def analyse(
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
+    from fedkeep.runs.reading import load_run
 
     names = parse_study_names(what)
     if fit_on_test:
@@ -71,18 +72,19 @@ def analyse(
         if output.exists() and not output.is_dir():
             raise FedkeepError(f"{output} is a file, not a folder to plot into", key="output", value=str(output))
     analysis = analyse(folder, names, options)
+    history = load_run(folder, weights=False)
     if fit_on_test and analysis[STUDY]["fitted_on"] == PUBLIC:
         print("fedkeep: --fit-on-test had no effect: the bias was fitted on the run's public set", file=sys.stderr)
     files = []
     if output is not None:
-        files = draw(analysis, output, formats)
+        files = draw(analysis, output, formats, history)
     if as_json:
         print(to_json({**analysis, "files": [str(file) for file in files]}, indent=2))
         return
     from rich.console import Console
 
     console = Console()
-    for sentence in sentences(analysis):
+    for sentence in sentences(analysis, history):
         console.print(sentence, highlight=False, markup=False)
     for file in files:
         print(file)
