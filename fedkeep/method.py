@@ -104,6 +104,8 @@ class FedAvg:
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
+        if "paper" not in vars(cls):
+            cls.paper = ""  # it is not that of the parent
         if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
             setattr(cls, "averaged", ())  # noqa: B010 (what the parent declares need not hold; mypy: it is a property)
         _check_hooks(cls)

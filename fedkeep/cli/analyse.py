@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, FitOnTest, PersonalData, TuneEpochs, require_fitted_study
-from fedkeep.errors import FedkeepError
+from fedkeep.cli.options import (
+    AsJson,
+    FitOnTest,
+    PersonalData,
+    Trust,
+    TuneEpochs,
+    confirm_code,
+    require_fitted_study,
+    require_writable_folder,
+)
 
 
 def analyse(
@@ -36,6 +45,7 @@ def analyse(
     fit_on_test: FitOnTest = False,
     tune_epochs: TuneEpochs = None,
     personal_data: PersonalData = "auto",
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one trial round from a checkpoint and report where and why classes are forgotten. Read-only.
@@ -44,10 +54,12 @@ def analyse(
     """
     from fedkeep._util.optional import require_extra
     from fedkeep.analysis.recoverable import PUBLIC, STUDY
+    from fedkeep.cli.progress import StepBar
     from fedkeep.instruments.options import Options
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
+    from fedkeep.runs.reading import read_experiment
 
     names = parse_study_names(what)
     if fit_on_test:
@@ -68,19 +80,19 @@ def analyse(
         parse_formats(formats)
         require_extra("matplotlib", "plots", "plotting")
         require_plots(names)
-        if output.exists() and not output.is_dir():
-            raise FedkeepError(f"{output} is a file, not a folder to plot into", key="output", value=str(output))
-    analysis = analyse(folder, names, options)
+        require_writable_folder(output)
+    confirm_code(read_experiment(folder), trust, ("model.name", "data.source"))
+    files = []
+    with StepBar(Console(stderr=True), 1 + len(names) + (output is not None)) as progress:
+        analysis = analyse(folder, names, options, progress)
+        if output is not None:
+            progress("plots")
+            files = draw(analysis, output, formats)
     if fit_on_test and analysis[STUDY]["fitted_on"] == PUBLIC:
         print("fedkeep: --fit-on-test had no effect: the bias was fitted on the run's public set", file=sys.stderr)
-    files = []
-    if output is not None:
-        files = draw(analysis, output, formats)
     if as_json:
         print(to_json({**analysis, "files": [str(file) for file in files]}, indent=2))
         return
-    from rich.console import Console
-
     console = Console()
     for sentence in sentences(analysis):
         console.print(sentence, highlight=False, markup=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from fedkeep._util.text import did_you_mean, printable
+from fedkeep._util.text import did_you_mean, join_names, printable
 from fedkeep.errors import ConfigError, FedkeepError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -37,6 +39,13 @@ ExperimentArgs = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
 ]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")]
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE:NAME", help="Your own code that may be run although a run folder names it. May be repeated."
+    ),
+]
 
 
 class CommandGroup(TyperGroup):
@@ -119,6 +128,23 @@ def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
         raise error.converted(type(error), f"{file}: {error}") from error
 
 
+def confirm_code(about: dict[str, Any], trust: Iterable[str] | None, keys: Iterable[str] | None = None) -> None:
+    """Trust the code that the user names; on a terminal, ask about the other code that a run's tables name.
+
+    `keys` are those whose code would be run; by default all. What is not confirmed is refused when it is used.
+    """
+    from fedkeep._util import own_parts
+    from fedkeep.experiments.own_parts import named_code
+
+    own_parts.trust(trust or [])
+    wanted = [name for key, name in named_code(about).items() if keys is None or key in keys]
+    unknown = [name for name in dict.fromkeys(wanted) if not own_parts.is_trusted(name)]
+    if unknown and sys.stdin.isatty() and sys.stderr.isatty():
+        names = printable(join_names(unknown))
+        if typer.confirm(f"This run folder names code: {names}. Run it on this machine?", err=True):
+            own_parts.trust(unknown)
+
+
 def require_fitted_study(studies: Iterable[str], option: str) -> None:
     """Raise if --fit-on-test was given without the study that it is for."""
     from fedkeep.analysis.recoverable import STUDY
@@ -141,3 +167,18 @@ def require_writable(output: Path, example: str = "report.html", key: str = "out
         raise FedkeepError(
             f"{output} is a folder: name the file to write, such as {output / example}", key=key, value=str(output)
         )
+    _require_access(output.parent, output, key)
+
+
+def require_writable_folder(output: Path, key: str = "output") -> None:
+    """Raise if this cannot be a folder to write files in, whether it exists or is to be created."""
+    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise FedkeepError(f"{existing} is a file, not a folder to write in", key=key, value=str(output))
+    _require_access(existing, output, key)
+
+
+def _require_access(folder: Path, output: Path, key: str) -> None:
+    """Raise unless files can be created in the folder: its permissions and its file system allow it."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FedkeepError(f"{output} cannot be written: the folder {folder} is read-only", key=key, value=str(output))

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, naming, require_writable
+from fedkeep.cli.options import AsJson, ExperimentArgs, Trust, file_and_overrides, naming, require_writable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,7 @@ def partition(
     save: Annotated[
         Path | None, typer.Option("--save", help="Write split and cohorts to this JSON file, for split.file, cohorts.")
     ] = None,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which client holds how many examples of which class, without training.
@@ -31,6 +32,8 @@ def partition(
     Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
     With --save, the split and the cohorts are written to a file, which split.file=FILE and cohorts=FILE read.
     """
+    from fedkeep._util import own_parts
+    from fedkeep.data.partition import heterogeneity
     from fedkeep.engine.cohorts import CohortSequence, summarize_cohorts
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment, read
@@ -41,10 +44,11 @@ def partition(
         if path is not None:
             require_writable(path, name)
     file, overrides = file_and_overrides(args)
+    own_parts.trust(trust or [])
     tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
     changed = override(tables, overrides)
     with naming(file, overrides):
-        experiment = Experiment.from_dict(changed)
+        experiment = Experiment.from_dict(changed, given=True)
         data, clients = load_data_and_clients(experiment)
     counts = clients.label_counts(data.y_train, data.n_classes)
     shows_cohorts = save is not None or experiment.train.cohorts is not None
@@ -55,6 +59,7 @@ def partition(
         _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}")
     if as_json:
         table = {"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}
+        table["heterogeneity"] = heterogeneity(counts)
         print(to_json(table if cohorts is None else {**table, "cohorts": cohorts}, indent=2))
         return
     console = Console()
@@ -65,16 +70,19 @@ def partition(
 
 def _print_split(console: Console, counts: np.ndarray) -> None:
     from fedkeep.cli import heatmap
-    from fedkeep.data.partition import summarize_label_counts
+    from fedkeep.data.heterogeneity import format_heterogeneity
+    from fedkeep.data.partition import heterogeneity, summarize_label_counts
 
     console.print(heatmap.label_count_map(counts, console.width))
     console.print(summarize_label_counts(counts), highlight=False)
+    console.print(format_heterogeneity(heterogeneity(counts)), highlight=False)
 
 
 def _save_svg(path: Path, counts: np.ndarray, title: str) -> None:
     """Save the picture as an SVG file, wide enough for at most 200 clients."""
     from fedkeep.cli import heatmap
+    from fedkeep.runs.files import write_atomic
 
     console = Console(record=True, file=io.StringIO(), width=max(80, min(len(counts), 200) + heatmap.MARGIN))
     _print_split(console, counts)
-    console.save_svg(str(path), title=title)
+    write_atomic(path, console.export_svg(title=title).encode())

@@ -22,6 +22,7 @@ from fedkeep.errors import Diverged, FedkeepError, RunError
 from fedkeep.runs.history import History, Record
 
 MAX_SECONDS_BETWEEN_LINES = 10.0  # when piped
+MIN_SECONDS_BETWEEN_STEPS = 1.0  # when piped: steps that follow each other faster are not printed
 
 
 class ProgressBar:
@@ -106,6 +107,34 @@ class ProgressBar:
         if not self.run.recent:
             return self.progress.get_renderable()
         return Group(self.progress.get_renderable(), Text(self.run.line()), self.run.strip())
+
+
+class StepBar:
+    """Progress over named steps: a bar on a terminal, and when piped a line before each step that others waited for."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.total, self.started, self.last_line = total, 0, time.monotonic()
+        columns = (TextColumn("{task.description:<16}", markup=False), BarColumn(), MofNCompleteColumn())
+        self.progress = Progress(*columns, console=console, transient=True)
+        self.task = self.progress.add_task("", total=total)
+        self.live = console.is_terminal
+
+    def __enter__(self) -> StepBar:
+        if self.live:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.live:
+            self.progress.stop()
+
+    def __call__(self, step: str) -> None:
+        """Show which step starts now; those before it are finished."""
+        self.progress.update(self.task, description=step, completed=self.started)
+        self.started += 1
+        if not self.live and time.monotonic() - self.last_line >= MIN_SECONDS_BETWEEN_STEPS:
+            self.last_line = time.monotonic()
+            print(f"{step} ({self.started} of {self.total})", file=sys.stderr, flush=True)
 
 
 class RunProgress:

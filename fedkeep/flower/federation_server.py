@@ -223,7 +223,7 @@ def _require_same_run(path: Path, about: dict[str, Any], method: FedAvg) -> str:
     made_by = saved.get("made_by", {})
     if made_by.get("engine") != "flower":
         raise RunError(
-            f"{path} contains a simulated run: choose another run-dir", key="engine", value=made_by.get("engine")
+            f"{path} contains a run of another kind: choose another run-dir", key="engine", value=made_by.get("engine")
         )
     for key in ("method", "train", "seed", "split"):
         ours = {k: v for k, v in about[key].items() if v is not None} if isinstance(about[key], dict) else about[key]

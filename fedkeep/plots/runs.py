@@ -23,6 +23,7 @@ from fedkeep.plots import clients, local_course, local_models, one_client, perso
 from fedkeep.plots.style import (
     COLOUR_SCALE,
     COLOURS,
+    MAX_BELOW,
     figure,
     grid,
     legend,
@@ -39,19 +40,24 @@ log = logging.getLogger("fedkeep")
 
 
 def plot(
-    paths: Sequence[str | Path], folder: str | Path, formats: str = "pdf,png", only: Sequence[str] = ()
+    paths: Sequence[str | Path],
+    folder: str | Path,
+    formats: str = "pdf,png",
+    only: Sequence[str] = (),
+    methods: Sequence[str] = (),
 ) -> list[Path]:
     """Draw runs into a folder and return the files; a plot without data is skipped with a warning.
 
-    `only` names some of `ALL_PLOTS`; without it, those of `PLOTS` are drawn. Different problems are drawn into
-    different files, which end in the number of the problem. If nothing can be drawn, that is an error.
+    `only` names some of `ALL_PLOTS`; without it, those of `PLOTS` are drawn. `methods` names the methods or labels to
+    draw, in this order; without it, all are drawn, the most accurate first. Different problems are drawn into different
+    files, which end in the number of the problem. If nothing can be drawn, that is an error.
     """
     names = [require_choice("only", name, ALL_PLOTS, "plot") for name in only] or list(PLOTS)
     extensions = parse_formats(formats)
     files: list[Path] = []
     skipped: list[tuple[str, str]] = []  # names of plots, and why there is none
     with plot_style():
-        problems = read_runs(paths).problems
+        problems = _chosen(read_runs(paths).problems, methods)
         for number, problem in enumerate(problems, start=1):
             several = len(problems) > 1
             for name in names:
@@ -69,6 +75,26 @@ def plot(
     return files
 
 
+def _chosen(problems: Sequence[Problem], methods: Sequence[str]) -> list[Problem]:
+    """Return the problems with the groups of these methods or labels, in their order; without names, by accuracy."""
+    names = {name for problem in problems for g in problem.groups for name in _names(g)}
+    for name in methods:
+        require_choice("methods", name, sorted(names), "method")
+    chosen = []
+    for problem in problems:
+        ranked = sorted(problem.groups, key=lambda g: (not g.finished, -g.mean["final"]))
+        if methods:
+            ranked = list(dict.fromkeys(g for name in methods for g in ranked if name in _names(g)))
+        if ranked:
+            chosen.append(Problem(problem.title, problem.tables, ranked))
+    return chosen
+
+
+def _names(g: Group) -> set[str]:
+    """Return the names by which a group can be chosen: its method, the label that the user gave, and that of plots."""
+    return {g.setting["method"]["name"], g.setting.get("label", g.label), g.label}
+
+
 def _nothing_drawn(skipped: Sequence[tuple[str, str]], problems: Sequence[Problem]) -> FedkeepError:
     """Return the error that says why no plot was drawn, and which ones these runs have the data for."""
     possible = [name for name, draw in ALL_PLOTS.items() if not all(isinstance(draw(p.groups), str) for p in problems)]
@@ -82,14 +108,14 @@ def _nothing_drawn(skipped: Sequence[tuple[str, str]], problems: Sequence[Proble
 
 
 def accuracy(groups: Sequence[Group]) -> Any:
-    """Plot test accuracy over rounds: the mean over seeds with a band of one standard deviation."""
+    """Plot test accuracy over rounds: the mean over seeds; for a few groups with a band of one standard deviation."""
     fig = figure(3.5, 2.6)
     axes = fig.subplots()
     for k, g in enumerate(groups):
         rounds, values = over_rounds(g, lambda run: run.accuracy)
         mean = 100 * values.mean(0)
         axes.plot(rounds, mean, label=g.label, marker="o" if len(rounds) == 1 else None, **line_style(k))
-        if len(values) > 1:
+        if len(values) > 1 and len(groups) <= MAX_BELOW:
             spread = 100 * values.std(0, ddof=1)
             band = (np.maximum(mean - spread, 0), np.minimum(mean + spread, 100))
             axes.fill_between(rounds, *band, color=line_style(k)["color"], alpha=0.15, linewidth=0)
@@ -166,6 +192,7 @@ def where(groups: Sequence[Group]) -> Any:
         axes.bar(at + 0.2, aggregation, 0.4, color=COLOURS[4], label="aggregation")
         axes.set_title(g.label)
         axes.set_xlabel("class")
+        axes.tick_params(labelbottom=True)  # also above other panels, where shared axes have none
         if number <= 20:
             axes.set_xticks(at)
     for axes in panels[:, 0]:

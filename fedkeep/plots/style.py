@@ -20,6 +20,7 @@ FORMATS = ("pdf", "png", "svg")
 # Okabe and Ito's colours without yellow (too light on white); line styles distinguish the lines without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
+MAX_BELOW = 6  # lines whose legend is below the axes
 COLOUR_SCALE = "cividis"  # dark to light in steps of equal contrast, also for the colour-blind
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -111,6 +112,17 @@ def grid(panels: int) -> tuple[int, int]:
 
 
 def legend(fig: Any, axes: Any, number: int, columns: int = 2) -> None:
-    """Add a legend below the figure, unless there is only one line."""
-    if number > 1:
-        fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(columns, number))
+    """Add a legend outside the axes, unless there is only one line: below a few lines, to the right of many.
+
+    For many lines the figure grows, so that the axes keep their size and the legend has room.
+    """
+    if number < 2:
+        return
+    handles, labels = axes.get_legend_handles_labels()
+    if number <= MAX_BELOW:
+        fig.legend(handles, labels, loc="outside lower center", ncols=min(columns, number))
+        return
+    width, height = fig.get_size_inches()
+    longest = max((len(label) for label in labels), default=0)
+    fig.set_size_inches(width + 0.5 + 0.065 * longest, max(height, 0.3 + 0.165 * number))
+    fig.legend(handles, labels, loc="outside right upper", ncols=1, handlelength=2.5)

@@ -173,6 +173,12 @@ def test_the_page_on_recoverable_forgetting_runs(tmp_path: Path, monkeypatch: py
     assert "recoverable_share" in (tmp_path / "recover.csv").read_text()
 
 
+def test_the_page_on_your_own_data_runs(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("pyarrow", reason="tables need the extra data")
+    run_page("your-data.md", tmp_path)
+
+
 def test_the_page_on_personalisation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page("personalisation.md", tmp_path)
