@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedkeep._util.text import clip, printable
@@ -47,6 +48,7 @@ class ProgressLine:
         self._figures, self._accuracy = RoundFigures(), dict[str, float]()
         self._first: tuple[int, float] | None = None  # the first round of this process, and when it ended
         self._shown_at, self._shown, self._line = -math.inf, "", ""
+        self._cell: Any = None  # what a notebook's cell shows
 
     def __call__(self, simulation: Simulation, record: Record) -> None:
         """Show a round, unless the last one was shown a moment ago."""
@@ -68,7 +70,7 @@ class ProgressLine:
         if self._simulation is not None:
             if self._line != self._shown:
                 self._show()
-            if _can_overwrite(self._file):
+            if _can_overwrite(self._file) and not _is_notebook(self._file):
                 self._write("\n")
         self._reset()
 
@@ -94,12 +96,22 @@ class ProgressLine:
 
     def _show(self) -> None:
         self._shown_at = time.monotonic()
-        if not _can_overwrite(self._file):
+        if _is_notebook(self._file):
+            self._show_in_cell()
+        elif not _can_overwrite(self._file):
             self._write(f"{self._line}\n")
         else:
             line = clip(self._line, shutil.get_terminal_size().columns - 1)
             self._write(f"\r{line.ljust(len(self._shown))}")
         self._shown = self._line
+
+    def _show_in_cell(self) -> None:
+        """Show the line as the cell's own output: on stderr, a notebook would show it as an error."""
+        shown = {"text/plain": self._line}
+        if self._cell is None:
+            self._cell = import_module("IPython.display").display(shown, raw=True, display_id=True)
+        else:
+            self._cell.update(shown, raw=True)
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a terminal that was closed must not end the run
@@ -124,6 +136,10 @@ def format_time(seconds: float) -> str:
 def _can_overwrite(stream: Any) -> bool:
     """Return whether a line can be overwritten here: a terminal, or the output of a notebook's cell."""
     try:
-        return bool(stream.isatty()) or type(stream).__module__.partition(".")[0] == "ipykernel"
+        return _is_notebook(stream) or bool(stream.isatty())
     except (AttributeError, ValueError):  # no stream, or a closed one
         return False
+
+
+def _is_notebook(stream: Any) -> bool:
+    return type(stream).__module__.partition(".")[0] == "ipykernel"

@@ -142,6 +142,12 @@ def run_page(name: str, folder: Path) -> None:
                 assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
+@pytest.mark.parametrize("name", ["callbacks.md", "notebooks.md", "optimisers.md"])
+def test_the_python_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python(DOCS / name)
+
+
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page("tutorial.md", tmp_path)

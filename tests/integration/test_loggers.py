@@ -335,6 +335,25 @@ def test_progress_is_shown_where_somebody_looks(
     assert ("\r" in stream.getvalue()) == (shown and terminal)
 
 
+def test_a_notebook_shows_progress_as_the_output_of_its_cell(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def display(data: dict[str, str], raw: bool, display_id: bool = False) -> Any:
+        shown.append(data["text/plain"])
+        return SimpleNamespace(update=display)
+
+    module = ModuleType("IPython.display")
+    module.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    simulate(problem)
+    assert stream.getvalue() == ""
+    assert shown[0].startswith("fedavg: round 1/4")
+    assert shown[-1].startswith("fedavg: round 4/4")
+
+
 def test_progress_changes_no_number_and_survives_a_closed_terminal(problem: Problem) -> None:
     terminal = Terminal()
     terminal.close()
