@@ -14,7 +14,7 @@ from fedkeep.engine.settings import Settings
 from fedkeep.method import FedAvg
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Everything a run is built from."""
 
@@ -24,3 +24,7 @@ class Federation:
     clients: Partition
     settings: Settings
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy
+
+    def __repr__(self) -> str:
+        model = type(self.model).__name__
+        return f"<Federation: {self.method.name} trains {model} on {self.data.name}, {len(self.clients)} clients>"

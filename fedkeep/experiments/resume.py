@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedkeep import losses, methods
+from fedkeep._util.own_parts import trust as allow
 from fedkeep.data import Dataset, Partition
 from fedkeep.engine import distributed
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.progress import with_progress
+from fedkeep.engine.provenance import same_python
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulate import continue_run
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.experiments import own_parts
 from fedkeep.experiments.build import build, build_model
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
+from fedkeep.runs.experiment_file import OBSERVED, read_experiment, read_experiment_file
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
@@ -44,15 +48,19 @@ def resume(
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     from_round: int | None = None,
+    trust: str | Iterable[str] = (),
+    progress: bool | None = None,
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
     A run started from an experiment file needs only its folder. A run started with `simulate` needs the same model,
     data and clients again, because a file cannot hold them; and the method and the criterion, if they are your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
-    stopped is continued to its last round.
+    stopped is continued to its last round. Code of your own that the run folder names (`package.module:name`) is
+    imported only if `trust` has its name, or its module. `progress` is as in `simulate`.
     """
-    path = Path(run_dir)
+    path, callbacks = Path(run_dir), with_progress(callbacks, progress)
+    allow(trust)
     about = with_own_files(read_experiment(path), path)
     federation = federation_from_arguments(about, method, model, data, clients, criterion)
     if federation is None:
@@ -77,7 +85,8 @@ def federation_from_arguments(
     if model is None or data is None or clients is None:
         missing = "model" if model is None else "data" if data is None else "clients"
         raise RunError(f"{missing} is missing: pass all three of model, data and clients, or none of them", key=missing)
-    clients = Partition.of(clients, len(require_dataset(data).y_train))
+    data = require_dataset(data)
+    clients = Partition.of(clients, len(data.y_train))
     settings = Settings.of({**about["train"], "seed": about["seed"]})
     return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion)
 
@@ -90,6 +99,13 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round:
     if about.get("made_by", {}).get("engine") == "flower":
         raise ConfigError(
             f"{path} is a run of a Flower app: start the app again (flwr run) with run-dir set to this folder",
+            key="run_dir",
+            value=str(path),
+        )
+    if about.get("made_by", {}).get("engine") == OBSERVED:
+        raise ConfigError(
+            f"{path} is the record of a Flower app: only that app can continue it (resume=True of "
+            "fedkeep.flower.forgetting)",
             key="run_dir",
             value=str(path),
         )
@@ -117,6 +133,8 @@ def resume_experiment(
         return from_round is None and (saved_round(path) or 0) >= experiment.train.rounds
 
     if not distributed.current_ranks().on_rank0(is_complete):
+        callbacks = [*callbacks, *own_parts.make_own_callbacks(experiment.callbacks)]
+        _require_same_code(experiment, path)
         return continue_run(path, build(experiment), callbacks, from_round, experiment.keep)
     return load_finished(experiment, path)
 
@@ -133,6 +151,26 @@ def load_finished(experiment: Experiment, path: Path) -> History:
     history.params, history.saved = global_params(saved.server), saved.round
     history.build = partial(build_model, experiment)
     return history
+
+
+def _require_same_code(experiment: Experiment, path: Path) -> None:
+    """Raise if the model's own code is not what the run was started with: its weights would mean something else.
+
+    Other data is found by its contents, and callbacks do not change a result. Hashes of another version of Python are
+    not compared.
+    """
+    made_by = read_experiment(path).get("made_by", {})
+    started = made_by.get("code", {}).get("model")
+    if started is None or not same_python(made_by):
+        return
+    if own_parts.code_hashes(experiment).get("model") != started:
+        name = experiment.model["name"]
+        raise ConfigError(
+            f"model.name = {name!r}: its code has changed since {path} was started; restore it, or choose another "
+            "folder",
+            key="model.name",
+            value=name,
+        )
 
 
 def _with_own_files(experiment: Experiment, path: Path) -> Experiment:
