@@ -1,8 +1,9 @@
 """Export of runs as one table, written as CSV, or as Parquet with the extra `data`.
 
-Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value`; class and client are
-empty where a measure has none. Wide: a row is one round, with a column per measure, and per measure and class; measures
-of single clients are omitted. Numbers that do not exist (a class that the test set lacks) have no row.
+Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value, class_name,
+client_name`; class and client are empty where a measure has none, and their names where they are not known. Wide: a row
+is one round, with a column per measure, and per measure and class; measures of single clients are omitted. Numbers that
+do not exist (a class that the test set lacks) have no row.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from fedkeep.runs.reading import load_run, read_instruments
 log = logging.getLogger("fedkeep")
 
 Row = dict[str, Any]
-COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value")
+COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value", "class_name", "client_name")
 SUFFIXES = (".csv", ".parquet")
-_TEXT_COLUMNS = ("run", "method", "measure")
+_TEXT_COLUMNS = ("run", "method", "measure", "class_name", "client_name")
 _INTEGER_COLUMNS = ("seed", "round", "class", "client")
 _SCALARS = ("lr", "train_loss", "test_loss", "epsilon", "bytes_down", "bytes_up", "seconds")
 
@@ -123,7 +124,16 @@ def _rows_of_run(path: Path, name: str) -> list[Row]:
         raise RunError(f"{path / ROUNDS} is missing or empty: there is nothing to export", key=ROUNDS, value=str(path))
     check_records(history)
     about = {"run": name, "method": history.method, "seed": history.about.get("seed"), "class": None, "client": None}
-    return [{**about, **row} for row in _rows(history, path) if np.isfinite(row["value"])]
+    return [{**about, **row, **_names(history, row)} for row in _rows(history, path) if np.isfinite(row["value"])]
+
+
+def _names(history: History, row: Row) -> Row:
+    """Return the names of a row's class and client, None where they are not known."""
+    names, c = history.class_names, row.get("class")
+    return {
+        "class_name": None if names is None or c is None else names[c],
+        "client_name": history.client_names.get(row.get("client", -1)),
+    }
 
 
 def wide_table(paths: Iterable[str | Path], left_out: dict[Path, str] | None = None) -> tuple[list[str], list[Row]]:

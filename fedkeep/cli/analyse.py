@@ -59,7 +59,7 @@ def analyse(
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
-    from fedkeep.runs.reading import read_experiment
+    from fedkeep.runs.reading import load_run, read_experiment
 
     names = parse_study_names(what)
     if fit_on_test:
@@ -85,16 +85,17 @@ def analyse(
     files = []
     with StepBar(Console(stderr=True), 1 + len(names) + (output is not None)) as progress:
         analysis = analyse(folder, names, options, progress)
+        history = load_run(folder, weights=False)
         if output is not None:
             progress("plots")
-            files = draw(analysis, output, formats)
+            files = draw(analysis, output, formats, history)
     if fit_on_test and analysis[STUDY]["fitted_on"] == PUBLIC:
         print("fedkeep: --fit-on-test had no effect: the bias was fitted on the run's public set", file=sys.stderr)
     if as_json:
         print(to_json({**analysis, "files": [str(file) for file in files]}, indent=2))
         return
     console = Console()
-    for sentence in sentences(analysis):
+    for sentence in sentences(analysis, history):
         console.print(sentence, highlight=False, markup=False)
     for file in files:
         print(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedkeep import forgetting
 from fedkeep._util.text import printable
-from fedkeep.cli.heatmap import append_cells
+from fedkeep.cli.heatmap import append_cells, row_labels
 from fedkeep.errors import Diverged, FedkeepError, RunError
 from fedkeep.runs.history import History, Record
 
@@ -65,6 +65,7 @@ class ProgressBar:
     def __call__(self, simulation: Any, record: Record) -> None:
         """Count a round. The bar is a callback of the simulation."""
         self._count(record["round"])
+        self.run.class_names = simulation.history.class_names
         for each in [record] if self.run.round else simulation.history.records:  # resumed: the earlier rounds too
             self.run.update(each)
         if self.live is None and time.monotonic() - self.last_line >= MAX_SECONDS_BETWEEN_LINES:
@@ -151,6 +152,7 @@ class RunProgress:
     """
 
     def __init__(self, rounds: int = 60) -> None:
+        self.class_names: Sequence[str] | None = None
         self.round = 0
         self.accuracy = float("nan")
         self.epsilon: float | None = None
@@ -189,8 +191,9 @@ class RunProgress:
         if not self.recent:
             return text
         accuracy = np.stack(self.recent)
+        labels = row_labels(accuracy.shape[1], self.class_names, 4)
         for c in self._shown(most):
-            text.append(f"  class {c:<4} ", style="dim")
+            text.append(f"  {labels[c]}", style="dim")
             append_cells(text, accuracy[:, c])
             text.append("\n")
         return text

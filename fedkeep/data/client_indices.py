@@ -57,7 +57,10 @@ class Partition:
 
     def name(self, k: int) -> str:
         """Return the name of one client: its owner, such as a hospital, where known."""
-        return f"client {k}" if self.owners is None else str(self.owners[k])
+        if self.owners is None:
+            return f"client {k}"
+        owner = self.owners[k]
+        return owner if isinstance(owner, str) else f"id {owner}"
 
     @property
     def sizes(self) -> np.ndarray:

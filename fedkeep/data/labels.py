@@ -36,6 +36,16 @@ def number_labels(
     return _to_tensor(train, "y_train"), _to_tensor(test, "y_test"), class_names
 
 
+def require_numbers(y: Any, key: str) -> None:
+    """Raise if labels are texts: every node of a federation would number them in its own way."""
+    if _is_text(to_label_array(y, key)):
+        raise DataError(
+            f"{key} returned labels that are texts, which every node would number in its own way: return a "
+            "fedkeep.data.Dataset made with class_names= or classes=",
+            key=key,
+        )
+
+
 def whole_numbers(labels: np.ndarray) -> np.ndarray:
     """Return floats that are all whole numbers as such, and other labels as they are."""
     is_whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all()
@@ -126,6 +136,14 @@ def _to_numbers(labels: np.ndarray, names: list[str], key: str) -> Tensor:
             valid=names,
         )
     return torch.tensor(numbers, dtype=torch.long)
+
+
+def to_labels(y: Any, key: str) -> Tensor:
+    """Return classes that are whole numbers, or booleans, as a tensor; texts raise an error."""
+    labels = to_label_array(y, key)
+    if _is_text(labels):
+        raise DataError(f"{key} must hold whole numbers, not texts such as {labels[0]!r}", key=key, value=labels[0])
+    return _to_tensor(labels, key)
 
 
 def _to_tensor(labels: np.ndarray, key: str) -> Tensor:

@@ -18,6 +18,7 @@ from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_whole
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.labels import require_numbers
 from fedkeep.engine import device, setup
 from fedkeep.engine.local import ClientResult, LocalTraining
 from fedkeep.engine.settings import Settings
@@ -250,6 +251,7 @@ def _as_dataset(data: Any) -> Dataset:
         ) from None
     if not len(y):
         return Dataset(x, torch.zeros(0, dtype=torch.long), x, torch.zeros(0, dtype=torch.long), 0)
+    require_numbers(y, "data_fn")
     n_classes = max(2, int(torch.as_tensor(y).max()) + 1)
     return from_arrays(x, y, x, y, n_classes=n_classes)
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedkeep.data.augment import InputPipeline
-from fedkeep.data.convert import require_lengths, to_inputs, to_labels
+from fedkeep.data.convert import require_lengths, to_inputs
 from fedkeep.data.dataset import Dataset
+from fedkeep.data.labels import to_labels
 from fedkeep.errors import DataError
 
 LABEL_KEYS = ("label", "labels", "target", "y")  # of a data set whose examples are dicts

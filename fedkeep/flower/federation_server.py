@@ -19,6 +19,7 @@ from fedkeep import tree
 from fedkeep._util.validate import require_whole
 from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.labels import require_numbers
 from fedkeep.engine import device, privacy, provenance, server_hooks, setup
 from fedkeep.engine.evaluate import evaluate
 from fedkeep.engine.settings import Settings
@@ -170,6 +171,7 @@ def build_server(
         setup.require_fitting_texts(model, test[0])
         check_forward(task, inputs(tree.take(test[0], torch.zeros(2, dtype=torch.long, device=target))))
     history = History(method.name, {**asdict(settings), "engine": "flower"}, build=task.module)
+    history.class_names = data.class_names if data else None
     federation = FederationServer(
         method=method,
         settings=settings,
@@ -248,8 +250,12 @@ def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str,
     method, settings, task = federation.method, federation.settings, federation.task
     source = data.name if data else "federation"
     made_by = {**provenance.made_by("flower", task, federation.threads), **provenance.identity(method, task, data)}
+    if data and data.class_names is not None:
+        made_by["class_names"] = list(data.class_names)
     return {
-        **provenance.experiment_dict(method, settings, task, source, federation.n_clients),
+        **provenance.experiment_dict(
+            method, settings, task, source, federation.n_clients, data.normalise if data else None
+        ),
         "checkpoint_every": 1,
         "made_by": {**made_by, "run": federation.run},
     }
@@ -267,4 +273,5 @@ def _load_data(data_fn: Callable[[], Any] | None) -> Dataset | None:
         raise DataError(
             f"the server's data_fn must return (x, y) or a fedkeep.data.Dataset, not {kind}", key="data_fn", value=kind
         ) from None
+    require_numbers(y, "data_fn")
     return from_arrays(x, y, x, y)

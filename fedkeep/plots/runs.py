@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep import forgetting as fg
-from fedkeep._util.text import join_names
+from fedkeep._util.text import join_names, short_name
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.anatomy import loss_by_class
 from fedkeep.analysis.groups import Group, Problem, Run
@@ -33,8 +33,11 @@ from fedkeep.plots.style import (
     parse_formats,
     plot_style,
     save,
+    tick_classes,
 )
 from fedkeep.runs.label_counts import count_labels, label_counts_of
+
+_MOST_NAMED = 30  # clients with names on an axis
 
 log = logging.getLogger("fedkeep")
 
@@ -143,8 +146,7 @@ def classes(groups: Sequence[Group]) -> Any:
         )
         axes.set_title(g.label)
         axes.set_xlabel("round")
-        if len(mean) <= 20:
-            axes.set_yticks(range(0, len(mean), 1 if len(mean) <= 12 else 2))
+        tick_classes(axes.yaxis, groups[0].runs[0].history, len(mean))
         axes.spines[:].set_visible(False)
         axes.tick_params(length=2)
     for axes in panels[:, 0]:
@@ -193,7 +195,9 @@ def where(groups: Sequence[Group]) -> Any:
         axes.set_title(g.label)
         axes.set_xlabel("class")
         axes.tick_params(labelbottom=True)  # also above other panels, where shared axes have none
-        if number <= 20:
+        if g.runs[0].history.class_names is not None:
+            tick_classes(axes.xaxis, g.runs[0].history, number)
+        elif number <= 20:
             axes.set_xticks(at)
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy lost")
@@ -203,6 +207,7 @@ def where(groups: Sequence[Group]) -> Any:
 
 def split(groups: Sequence[Group]) -> Any:
     """Plot the label counts of the clients in the first run: the area of a circle is the number of examples."""
+    history = groups[0].runs[0].history
     table = _label_counts(groups[0].runs[0])
     if isinstance(table, str):
         return table
@@ -219,12 +224,18 @@ def split(groups: Sequence[Group]) -> Any:
         title.append(f"largest circle: {counts.max()} examples")
         axes.set(xlim=(-0.7, clients - 0.3), ylim=(number - 0.3, -0.7))
         axes.set_yticks(range(0, number, 1 if number <= 12 else 5))
+        if history.class_names is not None:
+            tick_classes(axes.yaxis, history, number)
     else:
         image = axes.imshow(counts.T, aspect="auto", cmap=COLOUR_SCALE, interpolation="nearest")
         fig.colorbar(image, ax=axes, label="examples")
     axes.set_title("; ".join(title), fontweight="normal", fontsize=8)
     axes.set(xlabel="client", ylabel="class")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    if history.client_names and clients <= _MOST_NAMED:
+        names = [short_name(history.client_name(k), 16) for k in ids]
+        axes.set_xticks(range(clients), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
+        return fig
     # a column is the k-th client shown: its tick is that client's id
     axes.xaxis.set_major_formatter(lambda k, _: str(ids[round(k)]) if 0 <= round(k) < clients else "")
     return fig

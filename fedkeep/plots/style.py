@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util.optional import require_extra
+from fedkeep._util.text import short_name
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.files import write_atomic
+from fedkeep.runs.history import History
 
 FORMATS = ("pdf", "png", "svg")
 # Okabe and Ito's colours without yellow (too light on white); line styles distinguish the lines without colour.
@@ -109,6 +111,23 @@ def grid(panels: int) -> tuple[int, int]:
     """Return columns and rows of a grid of panels: two by two rather than three and one."""
     across = 2 if panels in (2, 4) else min(3, panels)
     return across, -(-panels // across)
+
+
+def class_labels(history: History, number: int) -> list[str]:
+    """Return what the classes are called in a plot: their names, or else their numbers."""
+    names = history.class_names
+    return [str(c) if names is None else short_name(names[c], 16) for c in range(number)]
+
+
+def tick_classes(axis: Any, history: History, number: int, most: int = 20) -> None:
+    """Label an axis with the classes, unless there are many; names on a horizontal axis are turned."""
+    if number > most:
+        return
+    if history.class_names is None:
+        axis.set_ticks(range(0, number, 1 if number <= 12 else 2))
+        return
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if axis.axis_name == "x" else {}
+    axis.set_ticks(range(number), class_labels(history, number), fontsize=7, **turned)
 
 
 def legend(fig: Any, axes: Any, number: int, columns: int = 2) -> None:

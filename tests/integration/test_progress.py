@@ -53,7 +53,7 @@ def test_run_progress_shows_a_column_per_round_and_of_many_classes_those_that_lo
 
 def run_one_round(bar: ProgressBar, lines: list[dict[str, Any]]) -> None:
     bar.start_run("fedavg")
-    bar(SimpleNamespace(history=SimpleNamespace(records=lines)), lines[-1])
+    bar(SimpleNamespace(history=SimpleNamespace(records=lines, class_names=None)), lines[-1])
 
 
 def test_a_terminal_shows_the_classes_of_the_current_run() -> None:
