@@ -43,10 +43,10 @@ class CSVLogger(RoundLogger):
 
     def _start(self, simulation: Simulation, rounds: list[RoundRow]) -> None:
         self._path = default_path(simulation, self.file, FILE, "file", "CSVLogger")
-        numbers = [name for _, figures in rounds for name in figures if name.startswith("round/")]
+        numbers = [name for _, figures in rounds for name in figures if name.startswith(("test/", "round/"))]
         self._columns = {
             **_COLUMNS,
-            **{name: name.removeprefix("round/") for name in numbers},
+            **{name: name.partition("/")[2] for name in numbers},
             **{f"class_accuracy/{c}": f"class_{c}" for c in range(simulation.task.n_classes)},
         }
         write_atomic(self._path, _as_csv([["round", *self._columns.values()], *(self._row(*one) for one in rounds)]))
