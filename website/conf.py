@@ -12,5 +12,7 @@ highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]  # shortened code is shown without colours
 html_theme = "furo"
 html_title = "fedkeep"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
