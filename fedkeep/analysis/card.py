@@ -23,11 +23,12 @@ from fedkeep.analysis.groups import Group, Run
 from fedkeep.analysis.labels import data_name
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError, RunError
-from fedkeep.runs.files import make_folder, write_atomic
+from fedkeep.runs.files import is_there, make_folder, read_bytes, write_atomic
 from fedkeep.runs.reading import load_run
 from fedkeep.tree import Tree
 
 CARD, WEIGHTS = "README.md", "model.safetensors"
+_START = "---\nlibrary_name: fedkeep"  # of a card, by which it is recognised
 _MEASURES = {  # of a summary: the heading, and whether it is a share shown in percent
     "final": ("test accuracy (%)", True),
     "best": ("best test accuracy of a round (%)", True),
@@ -69,14 +70,26 @@ class Card:
 def write_card(paths: Iterable[str | Path], folder: Path, seed: int | None = None) -> Card:
     """Write card and weights of one experiment into a folder, and return the card.
 
-    The runs may differ in the seed alone. The weights are those of `seed`, by default of the smallest one.
+    The runs may differ in the seed alone. The weights are those of `seed`, by default of the smallest one. A README.md
+    that is no model card is not overwritten.
     """
+    _require_own(folder / CARD)
     card = read_card(paths, seed)
     make_folder(folder)
     flat = tree.to_cpu_copies(card.params)
     write_atomic(folder / WEIGHTS, safetensors.torch.save(flat, metadata={"format": "pt"}))
     write_atomic(folder / CARD, card.readme().encode())
     return card
+
+
+def _require_own(file: Path) -> None:
+    """Raise if there is a file of this name that `write_card` did not write."""
+    if is_there(file) and not read_bytes(file).startswith(f"{_START}\n".encode()):
+        raise FedkeepError(
+            f"{printable(file)} exists and is not a model card of fedkeep: choose another folder",
+            key="--card",
+            value=str(file.parent),
+        )
 
 
 def read_card(paths: Iterable[str | Path], seed: int | None = None) -> Card:
@@ -111,8 +124,7 @@ def _header(card: Card) -> str:
     setting = card.group.setting
     method, data = setting["method"]["name"], card.data
     lines = [
-        "---",
-        "library_name: fedkeep",
+        _START,
         "tags:",
         "- federated-learning",
         *(f"- {_quoted(tag)}" for tag in (method, setting["model"].get("name")) if tag),

@@ -221,6 +221,16 @@ def test_cards_of_several_experiments_or_of_no_weights_are_refused(folder: Path,
     assert not (tmp_path / "card").exists()
 
 
+def test_a_card_replaces_a_card_and_no_other_readme(folder: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_card([folder / f"fedntd-{seed}"], tmp_path / "card")
+    assert "seed 1" in (tmp_path / "card" / "README.md").read_text()
+    (tmp_path / "README.md").write_text("# My project")
+    with raises(FedkeepError, key="--card", value=str(tmp_path)):
+        write_card([folder / "fedntd-0"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["README.md"]
+
+
 def test_names_in_a_card_are_text_and_nothing_else(tmp_path: Path) -> None:
     """Names from a run folder can neither add keys to the header nor markup to the page."""
     evil = '"\n- x: 1\nlicense: mit\n---\n# Title | `a` <script>alert(1)</script> \x85 \u2028 \U0001f600'
