@@ -210,6 +210,16 @@ class Settings:
         factor, constant = SMALLEST_COHORT[self.aggregation]
         return factor * self.hostile + constant
 
+    @property
+    def depends_on_rounds(self) -> dict[str, str]:
+        """Settings that make earlier rounds depend on the number of rounds, each with the reason.
+
+        A run with one of them cannot be extended to more rounds.
+        """
+        if self.cohorts is None:
+            return {}
+        return {"cohorts": "cohorts was given for this number of rounds"}
+
     def lr_in(self, round: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
         try:

@@ -6,6 +6,7 @@
     clients/                     one file per client and round
     split.json                   the label counts of the clients (see label_counts.py)
     federation.json              the split and the cohorts, if files gave them (see federation_copy.py)
+    extended.json                more rounds than the experiment file has (see extension.py)
     ended.json                   the last round and why the run ended: "finished", "stopped" by a callback, "diverged"
     diverged.txt                 the message of a run that diverged
     abandoned/                   later rounds, while a run repeats them from an earlier checkpoint (see abandoned.py)

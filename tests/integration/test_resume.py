@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from support.problems import Problem, same
 from support.runs import (
     SMALL,
     assert_same_run,
+    group_runs,
     interrupt_small,
     is_killed_at_write,
     run_small,
@@ -29,6 +31,8 @@ from support.runs import (
 
 import fedkeep as fk
 from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.extend import extend
 from fedkeep.runs.experiment_file import read_experiment
 from fedkeep.runs.files import to_toml
 from fedkeep.runs.seals import seal_text
@@ -191,3 +195,68 @@ def test_a_run_of_a_flower_app_is_resumed_by_its_app(tmp_path: Path) -> None:
     file.write_bytes(seal_text(file.name, changed.encode(), read_experiment(tmp_path)["made_by"]["run"]))
     with raises(ConfigError, key="run_dir", value=str(tmp_path), mentions=["flwr run", "run-dir"]):
         fk.resume(tmp_path)
+
+
+# Extending a run
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("scaffold", {}),
+        ("fedavg", {"eval_every": 2, "eval_local_every": 2, "average_weights": 2}),  # round 3 is not due
+        ("feddf", {"reductions": [{"client": 1, "class_id": 0, "round": 2, "keep": 0}]}),
+    ],
+    ids=["client states", "other evaluations", "reductions"],
+)
+def test_an_extended_run_is_one_with_more_rounds_from_the_start(
+    tmp_path: Path, method: str, settings: dict[str, Any]
+) -> None:
+    run_small(tmp_path / "whole", method, rounds=6, **settings)
+    run_small(tmp_path / "extended", method, rounds=3, **settings)
+    history = fk.resume(tmp_path / "extended", rounds=6)
+    assert history.finished
+    assert [r["round"] for r in history.records] == list(range(7))
+    assert_same_run(tmp_path / "whole", tmp_path / "extended")
+    assert fk.load_run(tmp_path / "extended").settings["rounds"] == 6
+    assert len(group_runs([tmp_path])[0].runs) == 1, "they are one experiment, twice"
+
+
+def test_an_extension_survives_an_interruption_and_is_repeated_without_effect(tmp_path: Path) -> None:
+    run_small(tmp_path / "run", "fedavg")
+    extend(tmp_path / "run", 5)
+    assert not fk.load_run(tmp_path / "run").finished
+    extend(tmp_path / "run", 5)
+    assert fk.resume(tmp_path / "run").finished
+    assert fk.load_run(tmp_path / "run").records[-1]["round"] == 5
+    assert Experiment.load(tmp_path / "run" / "experiment.toml").train.rounds == 5
+    (tmp_path / "run" / "extended.json").unlink()
+    with raises(RunError, "extended.json"):
+        fk.load_run(tmp_path / "run")
+
+
+def test_a_run_is_not_extended_where_earlier_rounds_would_differ(tmp_path: Path) -> None:
+    run_small(tmp_path / "run", "fedavg", rounds=3, eval_every=2)
+    for kept in (0, 2):
+        (tmp_path / "run" / f"checkpoint-{kept}.safetensors").unlink()
+    before = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    with raises(RunError, "eval_every", 3):
+        fk.resume(tmp_path / "run", rounds=6)
+    with raises(RunError, "rounds", 2):
+        fk.resume(tmp_path / "run", rounds=2)
+    assert before == (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    assert not (tmp_path / "run" / "extended.json").exists()
+    run_small(tmp_path / "given", "fedavg", cohorts=[[0], [1], [2]])
+    with raises(RunError, "cohorts"):
+        fk.resume(tmp_path / "given", rounds=6)
+
+
+def test_the_command_extends_a_run_and_changes_nothing_else(tmp_path: Path) -> None:
+    run_small(tmp_path / "run", "fedavg")
+    done = fedkeep("resume", str(tmp_path / "run"), "rounds=4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert fk.load_run(tmp_path / "run").records[-1]["round"] == 4
+    for change in ("lr=0.1", "rounds=x", "rounds=1"):
+        done = fedkeep("resume", str(tmp_path / "run"), change)
+        assert done.returncode == 2, change
+        assert done.stderr.count("\n") == 1
