@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fedkeep.engine.settings import Settings
     from fedkeep.engine.simulate import simulate
     from fedkeep.engine.simulation import Simulation
+    from fedkeep.experiments.load import load_run
     from fedkeep.experiments.resume import resume
     from fedkeep.runs import tensorboard
     from fedkeep.runs.federation_copy import save_federation
     from fedkeep.runs.history import History
-    from fedkeep.runs.reading import load_run
     from fedkeep.runs.tensorboard import TensorBoard
 
 __all__ = [
@@ -58,7 +58,7 @@ _MODULE_OF = {
     "Settings": "engine.settings",
     "Simulation": "engine.simulation",
     "TensorBoard": "runs.tensorboard",
-    "load_run": "runs.reading",
+    "load_run": "experiments.load",
     "resume": "experiments.resume",
     "save_federation": "runs.federation_copy",
     "simulate": "engine.simulate",

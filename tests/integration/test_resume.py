@@ -21,6 +21,7 @@ from support.problems import Problem, same
 from support.runs import (
     SMALL,
     assert_same_run,
+    files_of,
     group_runs,
     interrupt_small,
     is_killed_at_write,
@@ -30,7 +31,7 @@ from support.runs import (
 )
 
 import fedkeep as fk
-from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.errors import ConfigError, DataError, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.extend import extend
 from fedkeep.runs.experiment_file import read_experiment
@@ -260,3 +261,63 @@ def test_the_command_extends_a_run_and_changes_nothing_else(tmp_path: Path) -> N
         done = fedkeep("resume", str(tmp_path / "run"), change)
         assert done.returncode == 2, change
         assert done.stderr.count("\n") == 1
+
+
+# A run from Python, again in the same folder
+
+
+def simulated(problem: Problem, path: Path, **options: Any) -> fk.History:
+    settings = {"rounds": 2, "participation": 2, "epochs": 1, "batch_size": 10, **options}
+    return fk.simulate(settings.pop("method", "scaffold"), settings.pop("model", "mlp"), problem.data, problem.clients,
+                       run_dir=path, **settings)  # fmt: skip
+
+
+def test_simulate_resumes_or_replaces_the_run_in_its_folder(three: Problem, tmp_path: Path) -> None:
+    def interrupt(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "run"
+    whole = simulated(three, tmp_path / "whole", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        simulated(three, path, callbacks=interrupt)
+    with raises(RunError, "run_dir", mentions=["resume=True", "overwrite=True"]):
+        simulated(three, path)
+    assert same(simulated(three, path, resume=True).params, whole.params)
+    assert_same_run(tmp_path / "whole", path)
+    before = files_of(path)
+    again = simulated(three, path, resume=True)
+    assert files_of(path) == before, "a finished run is loaded"
+    assert same(dict(again.model.named_parameters()), whole.params)
+    (path / "notes.txt").write_text("mine")
+    simulated(three, path, overwrite=True, method="fedavg", rounds=1)
+    assert fk.load_run(path).method == "fedavg"
+    assert (path / "notes.txt").exists()
+    assert not list(path.rglob("*-2.safetensors"))
+    simulated(three, tmp_path / "new", overwrite=True)
+
+
+def test_simulate_does_not_resume_another_run(three: Problem, tmp_path: Path) -> None:
+    simulated(three, tmp_path / "run")
+    for key, value in {"lr": 0.5, "rounds": 3, "seed": 1, "method": "fedavg"}.items():
+        with raises(RunError, key, mentions=["overwrite=True"]):
+            simulated(three, tmp_path / "run", resume=True, **{key: value})
+    wider = fk.models.build("mlp", three.data.input_shape, three.data.n_classes, projection=4)
+    with raises(RunError, "model"):
+        simulated(three, tmp_path / "run", resume=True, model=wider)
+    with raises(RunError, "resume"):
+        simulated(three, tmp_path / "run", resume=True, overwrite=True)
+    with raises(RunError, "run_dir"):
+        fk.simulate("fedavg", "mlp", three.data, three.clients, rounds=1, resume=True)
+
+
+def test_a_run_is_loaded_with_its_model_where_its_folder_says_what_it_is(three: Problem, tmp_path: Path) -> None:
+    by_name = simulated(three, tmp_path / "name")
+    from_file = run_small(tmp_path / "file", "fedavg")
+    for history, path in ((by_name, tmp_path / "name"), (from_file, tmp_path / "file")):
+        loaded = fk.load_run(path)
+        assert same(dict(loaded.model.named_parameters()), history.params)
+    simulated(three, tmp_path / "object", model=fk.models.build("mlp", three.data.input_shape, three.data.n_classes))
+    with raises(RunError, "model", mentions=["load_state_dict"]):
+        _ = fk.load_run(tmp_path / "object").model
+    with raises(FedkeepError, "model", mentions=["fedkeep.load_run"]):
+        _ = fk.load_run(tmp_path / "name", weights=False).model
