@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from fedkeep.engine.settings import Settings
     from fedkeep.engine.simulate import simulate
     from fedkeep.engine.simulation import Simulation
+    from fedkeep.experiments.load import load_run
     from fedkeep.experiments.resume import resume
     from fedkeep.runs import tensorboard
     from fedkeep.runs.csv_logger import CSVLogger
     from fedkeep.runs.federation_copy import save_federation
     from fedkeep.runs.history import History
     from fedkeep.runs.mlflow_logger import MLflow
-    from fedkeep.runs.reading import load_run
     from fedkeep.runs.tensorboard import TensorBoard
     from fedkeep.runs.wandb_logger import WandB
 
@@ -68,7 +68,7 @@ _MODULE_OF = {
     "Simulation": "engine.simulation",
     "TensorBoard": "runs.tensorboard",
     "WandB": "runs.wandb_logger",
-    "load_run": "runs.reading",
+    "load_run": "experiments.load",
     "resume": "experiments.resume",
     "save_federation": "runs.federation_copy",
     "simulate": "engine.simulate",

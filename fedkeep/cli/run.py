@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,6 +191,9 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Extend the run to so many rounds.")
+    ] = None,
     as_json: AsJson = False,
     from_round: Annotated[
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round and repeat the later ones.")
@@ -201,17 +204,23 @@ def resume(
     wandb: ToWandB = False,
     mlflow: ToMlflow = False,
 ) -> None:
-    """Resume an interrupted run. The result is bit for bit that of an uninterrupted run.
+    """Resume an interrupted run, or extend a finished one. The result is bit for bit that of an uninterrupted run.
 
     Example: fedkeep resume runs/digits
+    Example: fedkeep resume runs/digits rounds=200
     """
     from fedkeep.cli.progress import ProgressBar
+    from fedkeep.experiments.extend import extend
     from fedkeep.experiments.resume import resume_from_file
     from fedkeep.runs.reading import read_experiment
 
+    extended = _parse_rounds(changes or [])
     about = read_experiment(folder)
     confirm_code(about, trust)
     loggers = ExtraCallbacks(tensorboard, csv=csv, wandb=wandb, mlflow=mlflow)()
+    if extended is not None:
+        extend(folder, extended)
+        about = read_experiment(folder)
     rounds = about.get("train", {}).get("rounds", 0)
     with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
@@ -220,6 +229,24 @@ def resume(
         history = resume_from_file(folder, (progress, *loggers), from_round)
         progress.finish_run(folder.name, history, rounds)
     _show_runs({folder.name: history}, as_json, folder.parent)
+
+
+def _parse_rounds(changes: Sequence[str]) -> int | None:
+    """Return the number of rounds that a run is extended to; raise if anything else is to change."""
+    rounds = None
+    for text in changes:
+        key, _, value = text.partition("=")
+        if key.strip() not in ("rounds", "train.rounds"):
+            raise FedkeepError(
+                f"{text!r}: a run is resumed as it was started; only rounds=N can change, to more rounds",
+                key=key.strip(),
+                value=value,
+                valid=["rounds"],
+            )
+        if not value.strip().isdecimal():
+            raise FedkeepError(f"rounds must be a whole number, not {value!r}", key="rounds", value=value)
+        rounds = int(value)
+    return rounds
 
 
 @contextmanager
