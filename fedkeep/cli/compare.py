@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,7 +10,6 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep._util.validate import require_number
 from fedkeep.cli.options import AsJson, Runs
-from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
     from fedkeep.analysis.groups import Group
@@ -42,17 +40,17 @@ def compare(
 
     Example: fedkeep compare runs/ --against fedavg
     """
+    from fedkeep.analysis.comparison import Comparison
     from fedkeep.analysis.run_set import read_runs
 
     if target is not None:
         require_number("--target", target, above=0, high=1)
     runs = read_runs(folders)
-    if against is not None:
-        _require_group(runs, against)
+    comparison = Comparison(runs, against, target)
     if markdown:
-        print(_as_markdown(runs))
+        print(comparison.to_markdown())
     elif as_json:
-        print(to_json(_as_data(runs, against, target), indent=2))
+        print(to_json(comparison.as_data(), indent=2))
     else:
         show(Console(), runs, against, target)
     if runs.incomplete:
@@ -75,6 +73,7 @@ def show_problem(
     console: Console, groups: list[Group], against: str | None = None, target: float | None = None
 ) -> None:
     """Print the table of the groups of one problem and the result of the comparison in sentences."""
+    from fedkeep.analysis.comparison import label_within
     from fedkeep.analysis.groups import FRACTIONS, rounds_to
     from fedkeep.analysis.sentences import sentences
     from fedkeep.cli import tables
@@ -92,47 +91,7 @@ def show_problem(
     if target is not None:
         reached = {name: rounds_to(g, target) for name, g in named.items()}
         console.print(tables.rounds_table(f"Rounds to A = {target:g}", FRACTIONS, reached))
-    if lines := sentences(groups, _within(groups, against)):
+    if lines := sentences(groups, label_within(groups, against)):
         console.print()
         for sentence in lines:
             console.print(sentence, highlight=False, markup=False)
-
-
-def _require_group(runs: RunSet, name: str) -> None:
-    """Raise unless some problem has a group of this name."""
-    from fedkeep.analysis.compare import group_named
-
-    if not any(_within(problem.groups, name) for problem in runs.problems):
-        group_named(runs.groups, name)
-
-
-def _within(groups: Sequence[Group], name: str | None) -> str | None:
-    """Return the name if it names a group of these; a group of another problem is no reference here."""
-    from fedkeep.analysis.compare import group_named
-
-    try:
-        return group_named(groups, name).label if name is not None else None
-    except FedkeepError:
-        return None
-
-
-def _as_data(runs: RunSet, against: str | None, target: float | None) -> dict[str, Any]:
-    from fedkeep.analysis.compare import comparison_as_data
-    from fedkeep.analysis.sentences import sentences
-
-    problems = []
-    for problem in runs.problems:
-        name = _within(problem.groups, against)
-        found = {"found": sentences(problem.groups, name)}
-        problems.append({"title": problem.title, **comparison_as_data(problem.groups, name, target), **found})
-    return {"problems": problems, "left_out": runs.left_out_as_data()}
-
-
-def _as_markdown(runs: RunSet) -> str:
-    from fedkeep.analysis.compare import comparison_as_markdown, markdown_text
-
-    several = len(runs.problems) > 1
-    return "\n\n".join(
-        (f"**{markdown_text(problem.title)}**\n\n" if several else "") + comparison_as_markdown(problem.groups)
-        for problem in runs.problems
-    )

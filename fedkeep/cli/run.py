@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +31,7 @@ from fedkeep.cli.options import (
     suggesting_sweeps,
 )
 from fedkeep.cli.signals import hint
-from fedkeep.errors import FedkeepError, UnsupportedMethod
+from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
     from fedkeep.engine.profile import Profile
@@ -112,9 +113,10 @@ def run(
     from fedkeep.analysis.recoverable import STUDY
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.engine.profile import Profile
-    from fedkeep.experiments.experiment import Experiment, read
+    from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import as_list, expand_sweep, override, sweeps_all_methods
-    from fedkeep.experiments.sweep import folder_name, run_all
+    from fedkeep.experiments.plan import Change, plan_runs
+    from fedkeep.experiments.sweep import run_all
     from fedkeep.instruments.options import AUTO, Options
     from fedkeep.instruments.study import needs_examples, parse_study_names
 
@@ -137,26 +139,24 @@ def run(
     if callback:
         tables["callbacks"] = [*as_list(tables.get("callbacks")), *callback]
     base = name or tables.get("name") or (file.stem if file else "run")
-    todo: dict[str, Experiment] = {}
-    left_out: dict[str, UnsupportedMethod] = {}
-    for combination in expand_sweep(sweep or [], overrides):
-        every_override = [*overrides, *combination]
-        label = folder_name(base, combination if name else every_override)
-        if label in todo:
-            raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
-        changed = override(tables, every_override)
-        with naming(file, every_override), suggesting_sweeps(overrides):
-            try:
-                todo[label] = Experiment.from_dict(changed, given=True)
-            except UnsupportedMethod as error:
-                if not sweeps_all_methods(sweep or []):
-                    raise
-                left_out[label] = error
-                continue
-            if needs_examples(studies, fit_on_test):
-                todo[label].require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
-    if left_out and not todo:
-        raise next(iter(left_out.values()))
+
+    def changes(texts: Sequence[str]) -> list[Change]:
+        return [(text, partial(override, overrides=[text])) for text in texts]
+
+    @contextmanager
+    def checking(texts: list[str]) -> Iterator[None]:
+        with naming(file, texts), suggesting_sweeps(overrides):
+            yield
+
+    combinations = map(changes, expand_sweep(sweep or [], overrides))
+    everything = sweeps_all_methods(sweep or [])
+    plan = plan_runs(tables, base, changes(overrides), combinations,
+                     all_methods=everything, names_fixed=not name, checking=checking)  # fmt: skip
+    todo, left_out = plan.experiments, plan.left_out
+    if needs_examples(studies, fit_on_test):
+        for experiment in todo.values():
+            with naming(file, overrides):
+                experiment.require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
     for label, reason in left_out.items():
         print(f"fedkeep: {printable(label)} is left out: {reason}", file=sys.stderr)
     if fit_on_test and all(experiment.has_public_set for experiment in todo.values()):

@@ -9,7 +9,7 @@ from fedkeep.engine import distributed
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import RunError
 from fedkeep.runs.checkpoints import find_checkpoints
-from fedkeep.runs.experiment_file import read_experiment_file, require_settings
+from fedkeep.runs.experiment_file import OBSERVED, read_experiment_file, require_settings
 from fedkeep.runs.extension import write_extension
 from fedkeep.runs.files import ROUNDS
 from fedkeep.runs.folder import RunFolder
@@ -31,7 +31,7 @@ def _extend(path: Path, rounds: int) -> None:
         return
     if rounds < planned:
         raise RunError(f"{path} has {planned} rounds: it can only be extended to more", key="rounds", value=rounds)
-    if about.get("made_by", {}).get("engine") == "flower":
+    if about.get("made_by", {}).get("engine") in ("flower", OBSERVED):
         raise RunError(f"{path} is a run of a Flower app: set its number of rounds there", key="rounds", value=rounds)
     settings = Settings.of({**about["train"], "seed": about["seed"]})
     for key, reason in settings.depends_on_rounds.items():
