@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +103,20 @@ def suggesting_sweeps(overrides: Iterable[str]) -> Iterator[None]:
                 message = f"{error}; for one run per value, use --sweep {key}={value}"
                 raise error.converted(type(error), message) from error
         raise
+
+
+@contextmanager
+def log_information() -> Iterator[None]:
+    """Print to stderr what fedkeep logs as information too, such as the columns of a table that are used."""
+    log, handler = logging.getLogger("fedkeep"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedkeep._util.json import to_json
 from fedkeep._util.text import list_some, short_name
-from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, naming, require_writable
+from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, log_information, naming, require_writable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ def partition(
     file, overrides = file_and_overrides(args)
     tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
     changed = override(tables, overrides)
-    with naming(file, overrides):
+    with naming(file, overrides), log_information():
         experiment = Experiment.from_dict(changed)
         data, clients = load_data_and_clients(experiment)
     counts = clients.label_counts(data.y_train, data.n_classes)

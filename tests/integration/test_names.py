@@ -106,7 +106,9 @@ def test_partition_shows_the_names(tmp_path: Path) -> None:
     rows = "".join(f"{i / 7},{'mf'[i % 2]},{('Bonn', 'Ulm')[i % 2]},{('ill', 'well')[i % 3 % 2]}\n" for i in range(60))
     (tmp_path / "a.csv").write_text(f"age,sex,site,state\n{rows}")
     args = [f"data={tmp_path / 'a.csv'}", "data.y=state", "data.ids=site", "split=by_id"]
-    shown = CliRunner().invoke(app, ["partition", *args, "-o", str(tmp_path / "a.svg")]).stdout
+    done = CliRunner().invoke(app, ["partition", *args, "-o", str(tmp_path / "a.svg")])
+    assert "the examples are age, sex, the classes state, their owners site" in done.stderr
+    shown = done.stdout
     assert shown.startswith("ill ")
     assert "0 Bonn, 1 Ulm" in shown
     assert "ill" in (tmp_path / "a.svg").read_text()
