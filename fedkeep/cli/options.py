@@ -120,6 +120,31 @@ def log_information() -> Iterator[None]:
 
 
 @contextmanager
+def log_once() -> Iterator[None]:
+    """Log the same message once only: the same data and runs are read again and again."""
+    log, once = logging.getLogger("fedkeep"), _OncePerMessage()
+    log.addFilter(once)
+    try:
+        yield
+    finally:
+        log.removeFilter(once)
+
+
+class _OncePerMessage(logging.Filter):
+    """Lets the same message through once only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the message is new."""
+        new = record.getMessage() not in self.logged
+        self.logged.add(record.getMessage())
+        return new
+
+
+@contextmanager
 def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
     """Let errors in an experiment name the file that it is read from, unless the key was overridden."""
     try:

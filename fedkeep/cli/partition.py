@@ -67,7 +67,7 @@ def partition(
         return
     console = Console()
     _print_split(console, counts, data.class_names)
-    if clients.owners is not None:
+    if clients.owners is not None and isinstance(clients.owners[0], str):
         names = list_some([f"{k} {short_name(clients.name(k))}" for k in range(len(clients))])
         console.print(f"clients: {names}", highlight=False, markup=False)
     if cohorts is not None:

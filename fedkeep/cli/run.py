@@ -23,6 +23,7 @@ from fedkeep.cli.options import (
     PersonalData,
     TuneEpochs,
     file_and_overrides,
+    log_once,
     naming,
     require_fitted_study,
     suggesting_sweeps,
@@ -142,6 +143,7 @@ def run(
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}
     with (
+        log_once(),
         _showing(make_callbacks.profile, as_json),
         hint(lambda: _how_to_resume(runs, todo)),
         ProgressBar(

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import fedkeep as fk
 from fedkeep.data import load
 from fedkeep.data.sources import choice
-from fedkeep.errors import DataError
+from fedkeep.errors import ConfigError, DataError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import run as run_experiment
 
 datasets = pytest.importorskip("datasets", reason="the extra data is not installed")
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -324,6 +326,19 @@ def test_images_whole_numbers_and_public_sets_are_standardised() -> None:
 def test_a_normalisation_that_is_not_possible_is_refused(source: str, options: dict, mentions: list) -> None:
     with raises(DataError, "normalise", mentions=mentions):
         load(source, **options)
+
+
+def test_an_experiment_file_checks_and_uses_the_normalisation(tmp_path: Path) -> None:
+    pandas.DataFrame(columns()).to_csv(tmp_path / "a.csv", index=False)
+    table = {"method": "fedavg", "model": "mlp", "split": "by_id", "train": {"rounds": 1, "participation": 1.0}}
+    source = {"source": str(tmp_path / "a.csv"), "y": "diagnosis", "ids": "hospital"}
+    for wrong in ({"normalise": "standart"}, {"normalise": "standard", "std": 1.0}):
+        with raises(ConfigError, "data.normalise", wrong["normalise"]):
+            Experiment.from_dict({**table, "data": {**source, **wrong}})
+    experiment = Experiment.from_dict({**table, "data": {**source, "normalise": "standard"}})
+    history = run_experiment(experiment, tmp_path / "run")
+    assert (history.class_name(0), history.client_name(1)) == ("benign", "Bonn")
+    assert fk.load_run(tmp_path / "run").about["data"]["normalise"] == "standard"
 
 
 def features(scale: float) -> fk.data.Dataset:
