@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import fedkeep as fk
 from fedkeep.data import load
-from fedkeep.data.sources import choice
+from fedkeep.data.sources import choice, cifar, named
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run as run_experiment
@@ -265,6 +265,17 @@ def test_named_data_sets_have_class_names() -> None:
     assert load("generated:femnist:1000").class_names[10:12] == ("A", "B")
     assert load("generated:ag_news:100").class_names[1] == "Sports"
     assert load("digits").class_names is None
+
+
+def test_class_names_are_read_from_the_files_of_cifar_and_wordnet(tmp_path: Path) -> None:
+    path = write(tmp_path / "fine_label_names.txt", "apple\nbear\n\n")
+    assert cifar._read_class_names(path, 2) == ["apple", "bear"]
+    assert cifar._read_class_names(path, 3) is None
+    assert cifar._read_class_names(tmp_path / "nowhere.txt", 2) is None
+    words = write(tmp_path / "words.txt", "n01\tgoldfish, Carassius\nn02\tbullfrog\nn03\tbullfrog\n")
+    assert named._read_words(words, ["n02", "n01"]) == ["bullfrog", "goldfish"]
+    assert named._read_words(words, ["n02", "n03"]) == ["n02", "n03"]  # not different
+    assert named._read_words(tmp_path / "nowhere.txt", ["n02"]) == ["n02"]
 
 
 def test_folders_of_images_and_arrays_have_class_names(tmp_path: Path) -> None:
