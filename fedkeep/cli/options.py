@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -117,6 +118,45 @@ def suggesting_sweeps(overrides: Iterable[str]) -> Iterator[None]:
                 message = f"{error}; for one run per value, use --sweep {key}={value}"
                 raise error.converted(type(error), message) from error
         raise
+
+
+@contextmanager
+def log_information() -> Iterator[None]:
+    """Print to stderr what fedkeep logs as information too, such as the columns of a table that are used."""
+    log, handler = logging.getLogger("fedkeep"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+@contextmanager
+def log_once() -> Iterator[None]:
+    """Log the same message once only: the same data and runs are read again and again."""
+    log, once = logging.getLogger("fedkeep"), _OncePerMessage()
+    log.addFilter(once)
+    try:
+        yield
+    finally:
+        log.removeFilter(once)
+
+
+class _OncePerMessage(logging.Filter):
+    """Lets the same message through once only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the message is new."""
+        new = record.getMessage() not in self.logged
+        self.logged.add(record.getMessage())
+        return new
 
 
 @contextmanager

@@ -12,7 +12,15 @@ from rich.console import Console
 
 from fedkeep._util.json import to_json
 from fedkeep._util.text import list_some, short_name
-from fedkeep.cli.options import AsJson, ExperimentArgs, Trust, file_and_overrides, naming, require_writable
+from fedkeep.cli.options import (
+    AsJson,
+    ExperimentArgs,
+    Trust,
+    file_and_overrides,
+    log_information,
+    naming,
+    require_writable,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +57,7 @@ def partition(
     own_parts.trust(trust or [])
     tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
     changed = override(tables, overrides)
-    with naming(file, overrides):
+    with naming(file, overrides), log_information():
         experiment = Experiment.from_dict(changed, given=True)
         data, clients = load_data_and_clients(experiment)
     counts = clients.label_counts(data.y_train, data.n_classes)
@@ -70,7 +78,7 @@ def partition(
         return
     console = Console()
     _print_split(console, counts, data.class_names)
-    if clients.owners is not None:
+    if clients.owners is not None and isinstance(clients.owners[0], str):
         names = list_some([f"{k} {short_name(clients.name(k))}" for k in range(len(clients))])
         console.print(f"clients: {names}", highlight=False, markup=False)
     if cohorts is not None:

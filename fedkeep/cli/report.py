@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, Runs, print_page_path, require_writable
+from fedkeep.cli.options import AsJson, Runs, log_once, print_page_path, require_writable
 
 
 def report(
@@ -62,24 +61,9 @@ def watch(
 
     for folder in folders:
         require_folder(folder)
-    logging.getLogger("fedkeep").addFilter(_OncePerMessage())
-    with serve(folders, port) as server:
+    with log_once(), serve(folders, port) as server:
         print(f"http://{HOST}:{server.server_address[1]}/ serves the report (Ctrl-C stops it)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print()
-
-
-class _OncePerMessage(logging.Filter):
-    """Logs the same warning once only: the same runs are read again and again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the message is new."""
-        new = record.getMessage() not in self.logged
-        self.logged.add(record.getMessage())
-        return new

@@ -26,6 +26,7 @@ from fedkeep.cli.options import (
     TuneEpochs,
     confirm_code,
     file_and_overrides,
+    log_once,
     naming,
     require_fitted_study,
     suggesting_sweeps,
@@ -169,6 +170,7 @@ def run(
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}
     with (
+        log_once(),
         _showing(make_callbacks.profile, as_json),
         hint(lambda: _how_to_resume(runs, todo)),
         ProgressBar(

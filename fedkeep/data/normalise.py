@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedkeep._util.text import short_name
 from fedkeep._util.validate import require_choice
 from fedkeep.errors import DataError, FedkeepError
 
@@ -88,7 +89,7 @@ def warn_about_scales(x: Any, names: tuple[str, ...] | None) -> None:
     if not bool(used.any()) or float(largest.max()) < _FAR_APART * float(largest[used].min()):
         return
     low, high = int(torch.where(used, largest, torch.inf).argmin()), int(largest.argmax())
-    low_name, high_name = (f"feature {i}" if names is None else names[i] for i in (low, high))
+    low_name, high_name = (f"feature {i}" if names is None else short_name(names[i], 40) for i in (low, high))
     log.warning(
         "features differ by orders of magnitude: %s is up to %.4g, %s up to %.4g; the option normalise=\"standard\" of "
         "the data, or data.standardised(), brings them to one scale",

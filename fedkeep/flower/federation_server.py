@@ -248,14 +248,12 @@ def _equal_except_rounds(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
 def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str, Any]:
     """Return what is written to experiment.toml."""
     method, settings, task = federation.method, federation.settings, federation.task
-    source = data.name if data else "federation"
+    source, normalise = (data.name, data.normalise) if data else ("federation", None)
     made_by = {**provenance.made_by("flower", task, federation.threads), **provenance.identity(method, task, data)}
     if data and data.class_names is not None:
         made_by["class_names"] = list(data.class_names)
     return {
-        **provenance.experiment_dict(
-            method, settings, task, source, federation.n_clients, data.normalise if data else None
-        ),
+        **provenance.experiment_dict(method, settings, task, source, federation.n_clients, normalise),
         "checkpoint_every": 1,
         "made_by": {**made_by, "run": federation.run},
     }

@@ -179,7 +179,8 @@ class History:
     def to_pandas(self) -> Any:
         """Return a DataFrame, one row per evaluated round: accuracy, losses, bytes, and each class's accuracy.
 
-        Kept runs of tables have neither learning rates nor test losses.
+        The classes' columns are class_0, class_1, ...; `class_names` has their names, where known. Kept runs of tables
+        have neither learning rates nor test losses.
         """
         try:
             import pandas as pd

@@ -21,7 +21,7 @@ from fedkeep.runs.experiment_file import ExperimentFile, read_experiment_file, r
 from fedkeep.runs.experiment_file import read_experiment as read_experiment
 from fedkeep.runs.experiment_file import require_folder as require_folder
 from fedkeep.runs.files import DIVERGED, ENDED, EXPERIMENT, INSTRUMENTS, ROUNDS, is_there, read_bytes, write_atomic
-from fedkeep.runs.history import History
+from fedkeep.runs.history import History, Record
 from fedkeep.runs.label_counts import read_label_counts
 from fedkeep.runs.records import Lines, read_lines
 from fedkeep.runs.records import read_records as read_records
@@ -106,9 +106,6 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     history = History(about["method"]["name"], settings_of(about), about=about, folder=path)
     header = _read_checkpoint(history, experiment, weights)
     table = read_label_counts(path, experiment) or {}
-    names = table.get("class_names") or about.get("made_by", {}).get("class_names")  # a federation has no counts
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        history.class_names = tuple(names)
     if "client_names" in table:
         history.client_names = dict(zip(table["ids"], table["client_names"], strict=True))
     history.instruments = read_instruments(path, experiment)
@@ -117,6 +114,7 @@ def load_run(path: str | Path, weights: bool = True) -> History:
         require_lines(lines, header, experiment)
         require_files(header, experiment)
     history.records = lines.records
+    history.class_names = _class_names(table, about, history.records)
     if experiment.run is not None and is_there(path / RELEASES):
         releases = Releases(path / RELEASES, experiment.run)  # after the records: a release is written before its round
         releases.require_all_of(history.records)
@@ -131,6 +129,15 @@ def load_run(path: str | Path, weights: bool = True) -> History:
         history.params, history.saved = {}, None
     history.verified = experiment.verified and history.verified
     return history
+
+
+def _class_names(table: dict[str, Any], about: dict[str, Any], records: list[Record]) -> tuple[str, ...] | None:
+    """Return the class names of a run, if there is one for each class of its records; a federation has no table."""
+    names = table.get("class_names") or about.get("made_by", {}).get("class_names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    by_class = [record.get("confusion", record.get("hits")) for record in records]
+    return tuple(names) if all(len(one) == len(names) for one in by_class if isinstance(one, list)) else None
 
 
 def settings_of(about: dict[str, Any]) -> dict[str, Any]:

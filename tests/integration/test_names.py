@@ -19,6 +19,7 @@ from fedkeep.cli import heatmap
 from fedkeep.cli.app import app
 from fedkeep.cli.progress import RunProgress
 from fedkeep.instruments.summary import sentences
+from fedkeep.runs.reading import _class_names
 
 CLASSES = ("benign", "\x1b[31mred\nalert " + "x" * 40, "良性")
 HOSPITALS = ("Aachen", "Bonn $n_{x}$", "Köln")
@@ -61,6 +62,12 @@ def test_heat_maps_have_the_names_on_one_line_each(folder: Path) -> None:
     run.update({"round": 1, "confusion": np.eye(3).tolist()})
     assert "benign" in run.strip().plain
     assert "\x1b" not in run.strip().plain
+
+
+def test_names_that_do_not_fit_the_records_are_not_used(folder: Path) -> None:
+    history = fk.load_run(folder)
+    for names, used in ((["a"], None), (["a", "b", "c"], ("a", "b", "c")), (["a", 1, "c"], None), ("abc", None)):
+        assert _class_names({}, {"made_by": {"class_names": names}}, history.records) == used
 
 
 def test_an_export_has_the_names(folder: Path) -> None:
@@ -106,7 +113,9 @@ def test_partition_shows_the_names(tmp_path: Path) -> None:
     rows = "".join(f"{i / 7},{'mf'[i % 2]},{('Bonn', 'Ulm')[i % 2]},{('ill', 'well')[i % 3 % 2]}\n" for i in range(60))
     (tmp_path / "a.csv").write_text(f"age,sex,site,state\n{rows}")
     args = [f"data={tmp_path / 'a.csv'}", "data.y=state", "data.ids=site", "split=by_id"]
-    shown = CliRunner().invoke(app, ["partition", *args, "-o", str(tmp_path / "a.svg")]).stdout
+    done = CliRunner().invoke(app, ["partition", *args, "-o", str(tmp_path / "a.svg")])
+    assert "the examples are age, sex, the classes state, their owners site" in done.stderr
+    shown = done.stdout
     assert shown.startswith("ill ")
     assert "0 Bonn, 1 Ulm" in shown
     assert "ill" in (tmp_path / "a.svg").read_text()

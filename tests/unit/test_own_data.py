@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import fedkeep as fk
 from fedkeep.data import load
-from fedkeep.data.sources import choice
-from fedkeep.errors import DataError
+from fedkeep.data.sources import choice, cifar, named
+from fedkeep.errors import ConfigError, DataError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.run import run as run_experiment
 
 datasets = pytest.importorskip("datasets", reason="the extra data is not installed")
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -265,6 +267,17 @@ def test_named_data_sets_have_class_names() -> None:
     assert load("digits").class_names is None
 
 
+def test_class_names_are_read_from_the_files_of_cifar_and_wordnet(tmp_path: Path) -> None:
+    path = write(tmp_path / "fine_label_names.txt", "apple\nbear\n\n")
+    assert cifar._read_class_names(path, 2) == ["apple", "bear"]
+    assert cifar._read_class_names(path, 3) is None
+    assert cifar._read_class_names(tmp_path / "nowhere.txt", 2) is None
+    words = write(tmp_path / "words.txt", "n01\tgoldfish, Carassius\nn02\tbullfrog\nn03\tbullfrog\n")
+    assert named._read_words(words, ["n02", "n01"]) == ["bullfrog", "goldfish"]
+    assert named._read_words(words, ["n02", "n03"]) == ["n02", "n03"]  # not different
+    assert named._read_words(tmp_path / "nowhere.txt", ["n02"]) == ["n02"]
+
+
 def test_folders_of_images_and_arrays_have_class_names(tmp_path: Path) -> None:
     for part in ("train", "test"):
         for name in ("robin", "wren"):
@@ -324,6 +337,19 @@ def test_images_whole_numbers_and_public_sets_are_standardised() -> None:
 def test_a_normalisation_that_is_not_possible_is_refused(source: str, options: dict, mentions: list) -> None:
     with raises(DataError, "normalise", mentions=mentions):
         load(source, **options)
+
+
+def test_an_experiment_file_checks_and_uses_the_normalisation(tmp_path: Path) -> None:
+    pandas.DataFrame(columns()).to_csv(tmp_path / "a.csv", index=False)
+    table = {"method": "fedavg", "model": "mlp", "split": "by_id", "train": {"rounds": 1, "participation": 1.0}}
+    source = {"source": str(tmp_path / "a.csv"), "y": "diagnosis", "ids": "hospital"}
+    for wrong in ({"normalise": "standart"}, {"normalise": "standard", "std": 1.0}):
+        with raises(ConfigError, "data.normalise", wrong["normalise"]):
+            Experiment.from_dict({**table, "data": {**source, **wrong}})
+    experiment = Experiment.from_dict({**table, "data": {**source, "normalise": "standard"}})
+    history = run_experiment(experiment, tmp_path / "run")
+    assert (history.class_name(0), history.client_name(1)) == ("benign", "Bonn")
+    assert fk.load_run(tmp_path / "run").about["data"]["normalise"] == "standard"
 
 
 def features(scale: float) -> fk.data.Dataset:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import list_some
+from fedkeep._util.text import list_some, short_name
 from fedkeep.data.sources.arrow_types import is_words
 from fedkeep.errors import DataError
 
@@ -52,6 +52,7 @@ def one_hot(column: Any, words: list[str], name: str, where: str) -> np.ndarray:
     unknown = values.count(-1)
     if unknown:
         log.warning(
-            "%s: in %d rows, %s is not one of the words of the training data: its inputs are 0", where, unknown, name
-        )
+            "%s: in %d rows, %s is not one of the words of the training data: its inputs are 0",
+            where, unknown, short_name(name, 40),
+        )  # fmt: skip
     return np.concatenate([np.eye(len(words), dtype=np.float32), np.zeros((1, len(words)), np.float32)])[values]

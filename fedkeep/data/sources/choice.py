@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from fedkeep._util.text import did_you_mean, list_some
+from fedkeep._util.text import did_you_mean, list_some, short_name
 from fedkeep.data.sources.arrow_types import is_number, is_whole, is_words
 from fedkeep.data.sources.categories import MAX_CATEGORIES
 from fedkeep.data.sources.common import Options
@@ -135,7 +134,7 @@ def _unlike_a_feature(column: Any) -> str | None:
         return None
     values = column.to_numpy()
     dense = int(values.max()) - int(values.min()) < 2 * n
-    return "a number of its own in every row" if dense or bool((np.diff(values) > 0).all()) else None
+    return "a number of its own in every row" if dense or bool((values[1:] > values[:-1]).all()) else None
 
 
 def _require_some(chosen: Chosen, schema: Any, where: str) -> Chosen:
@@ -156,7 +155,11 @@ def format_left_out(chosen: Chosen) -> str:
     >>> format_left_out(Chosen(("age",), "label", None, True, {"patient_id": "named like an id"}))
     'patient_id (named like an id)'
     """
-    return list_some([f"{name} ({reason})" for name, reason in chosen.left_out.items()])
+    return list_some([f"{short_name(name, 40)} ({reason})" for name, reason in chosen.left_out.items()])
+
+
+def _format_names(names: Sequence[str]) -> str:
+    return list_some([short_name(name, 40) for name in names], _SHOWN)
 
 
 def log_choice(chosen: Chosen, where: str) -> None:
@@ -164,8 +167,8 @@ def log_choice(chosen: Chosen, where: str) -> None:
     if chosen.every and chosen.left_out:
         log.warning(
             "%s: the examples are %s; left out: %s; x= chooses columns",
-            where, list_some(chosen.x, _SHOWN), format_left_out(chosen),
+            where, _format_names(chosen.x), format_left_out(chosen),
         )  # fmt: skip
     else:
-        ids = f", their owners {chosen.ids}" if chosen.ids else ""
-        log.info("%s: the examples are %s, the classes %s%s", where, list_some(chosen.x, _SHOWN), chosen.y, ids)
+        ids = f", their owners {short_name(chosen.ids)}" if chosen.ids else ""
+        log.info("%s: the examples are %s, the classes %s%s", where, _format_names(chosen.x), short_name(chosen.y), ids)
