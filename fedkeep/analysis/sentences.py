@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
-from fedkeep._util.text import join_names
+from fedkeep._util.text import format_megabytes, format_reached, join_names
 from fedkeep.analysis.compare import (
     EQUAL,
     HIGHER_IS_BETTER,
@@ -15,7 +17,7 @@ from fedkeep.analysis.compare import (
     group_named,
     ordered,
 )
-from fedkeep.analysis.groups import Group
+from fedkeep.analysis.groups import Group, bytes_to
 from fedkeep.analysis.significance import MIN_SEEDS
 
 MEASURE_NAMES = {"final": "final accuracy", "forgetting": "forgetting"}  # the measures that sentences are about
@@ -47,6 +49,17 @@ def sentences(groups: Sequence[Group], against: str | None = None) -> list[str]:
         alone = len(groups) == 1
         return notes if alone else [*notes, f"Nothing to compare: that needs two finished groups{among}."]
     return [*notes, *results, *_test_notes(tests, None if chosen else against)]
+
+
+def bytes_sentence(groups: Sequence[Group], target: float) -> str:
+    """Return what each finished group sends until the target accuracy is first reached, the least first."""
+    costs = {g.label: bytes_to(g, target) for g in groups if g.finished}
+    medians = {label: statistics.median(math.inf if b is None else b for b in costs[label]) for label in costs}
+    reached = [label for label in sorted(costs, key=medians.__getitem__) if math.isfinite(medians[label])]
+    parts = [f"{label} {format_reached(costs[label], format_megabytes)}" for label in reached]
+    if never := [label for label in costs if label not in reached]:
+        parts.append(f"not reached by most runs of {list_names(never)}")
+    return f"MB sent until {target:.1%} accuracy is first reached, median over runs: {', '.join(parts)}."
 
 
 def nothing_learned(groups: Sequence[Group]) -> str:

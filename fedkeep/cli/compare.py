@@ -30,7 +30,10 @@ def compare(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Also show the rounds to fractions of this accuracy, such as 0.8 (Flashback table 1)."),
+        typer.Option(
+            help="Also show the rounds to fractions of this accuracy, such as 0.8 (Flashback table 1), and the bytes "
+            "until it is reached. Without it, the bytes to the final accuracy of fedavg are shown."
+        ),
     ] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
@@ -50,7 +53,7 @@ def compare(
     if against is not None:
         _require_group(runs, against)
     if markdown:
-        print(_as_markdown(runs))
+        print(_as_markdown(runs, target))
     elif as_json:
         print(to_json(_as_data(runs, against, target), indent=2))
     else:
@@ -75,8 +78,8 @@ def show_problem(
     console: Console, groups: list[Group], against: str | None = None, target: float | None = None
 ) -> None:
     """Print the table of the groups of one problem and the result of the comparison in sentences."""
-    from fedkeep.analysis.groups import FRACTIONS, rounds_to
-    from fedkeep.analysis.sentences import sentences
+    from fedkeep.analysis.compare import default_target
+    from fedkeep.analysis.sentences import bytes_sentence, sentences
     from fedkeep.cli import tables
 
     numbers = {len(g.runs) for g in groups}
@@ -90,9 +93,11 @@ def show_problem(
     console.print(tables.comparison(title, named))
     tables.print_personal(console, groups)
     if target is not None:
-        reached = {name: rounds_to(g, target) for name, g in named.items()}
-        console.print(tables.rounds_table(f"Rounds to A = {target:g}", FRACTIONS, reached))
-    if lines := sentences(groups, _within(groups, against)):
+        console.print(tables.target_table(named, target))
+    lines = sentences(groups, _within(groups, against))
+    if target is None and (reference := default_target(groups)) is not None:
+        lines.append(bytes_sentence(groups, reference))
+    if lines:
         console.print()
         for sentence in lines:
             console.print(sentence, highlight=False, markup=False)
@@ -128,11 +133,11 @@ def _as_data(runs: RunSet, against: str | None, target: float | None) -> dict[st
     return {"problems": problems, "left_out": runs.left_out_as_data()}
 
 
-def _as_markdown(runs: RunSet) -> str:
+def _as_markdown(runs: RunSet, target: float | None) -> str:
     from fedkeep.analysis.compare import comparison_as_markdown, markdown_text
 
     several = len(runs.problems) > 1
     return "\n\n".join(
-        (f"**{markdown_text(problem.title)}**\n\n" if several else "") + comparison_as_markdown(problem.groups)
+        (f"**{markdown_text(problem.title)}**\n\n" if several else "") + comparison_as_markdown(problem.groups, target)
         for problem in runs.problems
     )

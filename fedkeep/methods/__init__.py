@@ -97,6 +97,7 @@ __all__ = [
     "discover",
     "get",
     "make",
+    "title_of",
     "with_values_before",
 ]
 
@@ -181,6 +182,16 @@ def get(name: str) -> type[FedAvg]:
             f"unknown method {name!r}: {did_you_mean(name, REGISTRY)}", key="method.name", value=name, valid=REGISTRY
         )
     return cls
+
+
+def title_of(name: str) -> str:
+    """Return a method's name as its paper writes it; the name itself if the method is not known.
+
+    >>> title_of("scaffold"), title_of("fedntd"), title_of("mine")
+    ('SCAFFOLD', 'FedNTD', 'mine')
+    """
+    cls = REGISTRY.get(name) or discover().get(name)
+    return cls.title if cls is not None else name
 
 
 def make(values: Mapping[str, Any]) -> FedAvg:
