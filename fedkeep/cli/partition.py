@@ -31,6 +31,7 @@ def partition(
     Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
     With --save, the split and the cohorts are written to a file, which split.file=FILE and cohorts=FILE read.
     """
+    from fedkeep.data.partition import heterogeneity
     from fedkeep.engine.cohorts import CohortSequence, summarize_cohorts
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment, read
@@ -55,6 +56,7 @@ def partition(
         _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}")
     if as_json:
         table = {"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}
+        table["heterogeneity"] = heterogeneity(counts)
         print(to_json(table if cohorts is None else {**table, "cohorts": cohorts}, indent=2))
         return
     console = Console()
@@ -65,10 +67,12 @@ def partition(
 
 def _print_split(console: Console, counts: np.ndarray) -> None:
     from fedkeep.cli import heatmap
-    from fedkeep.data.partition import summarize_label_counts
+    from fedkeep.data.heterogeneity import format_heterogeneity
+    from fedkeep.data.partition import heterogeneity, summarize_label_counts
 
     console.print(heatmap.label_count_map(counts, console.width))
     console.print(summarize_label_counts(counts), highlight=False)
+    console.print(format_heterogeneity(heterogeneity(counts)), highlight=False)
 
 
 def _save_svg(path: Path, counts: np.ndarray, title: str) -> None:

@@ -22,6 +22,7 @@ from fedkeep.data.client_indices import Partition
 from fedkeep.data.convert import as_ids
 from fedkeep.data.dirichlet_draws import MOST_TRIES, draw_counts
 from fedkeep.data.federation_file import read_clients
+from fedkeep.data.heterogeneity import heterogeneity
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
 
@@ -30,6 +31,7 @@ __all__ = [
     "by_id",
     "dirichlet",
     "from_file",
+    "heterogeneity",
     "iid",
     "label_quantity",
     "shards",
@@ -195,11 +197,10 @@ def summarize_label_counts(counts: np.ndarray) -> str:
     sizes = counts.sum(1)
     nonempty = counts[sizes > 0]
     classes = (nonempty > 0).sum(1)
-    overall = counts.sum(0) / counts.sum()
-    distance = np.abs(nonempty / nonempty.sum(1, keepdims=True) - overall).sum(1) / 2  # total variation
+    changed = heterogeneity(counts)["earth_movers"]
     return (
         f"{len(counts)} clients with {sizes.min()} to {sizes.max()} examples (median {np.median(sizes):g}) and "
-        f"{classes.min()} to {classes.max()} classes (median {np.median(classes):g}); on average {distance.mean():.0%} "
+        f"{classes.min()} to {classes.max()} classes (median {np.median(classes):g}); on average {changed:.0%} "
         "of a client's labels would have to change to match the label distribution of all clients"
     )
 
