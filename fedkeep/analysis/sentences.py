@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
-from fedkeep._util.text import format_megabytes, format_reached, join_names
+from fedkeep._util.text import format_megabytes, format_reached, join_names, printable
 from fedkeep.analysis.compare import (
     EQUAL,
     HIGHER_IS_BETTER,
@@ -66,7 +67,8 @@ def nothing_learned(groups: Sequence[Group]) -> str:
     """Return the verdict on groups whose models never were better than a constant prediction."""
     predicted = {run.only_prediction for g in groups for run in g.runs}
     if len(predicted) == 1 and None not in predicted:
-        return f"No model learned: all predict class {predicted.pop()}. Are the inputs scaled?"
+        name = printable(groups[0].runs[0].history.class_name(predicted.pop() or 0))
+        return f"No model learned: all predict {name}. Are the inputs scaled?"
     if None not in predicted:
         return "No model learned: each predicts one class for every example. Are the inputs scaled?"
     return (
@@ -75,29 +77,29 @@ def nothing_learned(groups: Sequence[Group]) -> str:
     )
 
 
-def excluded(groups: Sequence[Group]) -> list[str]:
+def excluded(groups: Sequence[Group], name: Callable[[Group], str] = attrgetter("label")) -> list[str]:
     """Return which groups are left out of the result."""
     lines = []
-    for status, name in (("unfinished", "not finished"), ("diverged", "diverged")):
-        if labels := [g.label for g in groups if g.status == status]:
-            lines.append(f"Without a verdict, because {name}: {', '.join(labels)}.")
+    for status, reason in (("unfinished", "not finished"), ("diverged", "diverged")):
+        if names := [name(g) for g in groups if g.status == status]:
+            lines.append(f"Without a verdict, because {reason}: {', '.join(names)}.")
     return lines
 
 
-def remarks(groups: Sequence[Group]) -> list[str]:
+def remarks(groups: Sequence[Group], name: Callable[[Group], str] = attrgetter("label")) -> list[str]:
     """Return what a reader should know about the runs: what is not recorded, stopped early, unverified or unlearned."""
     by_note: dict[str, list[str]] = {}
     for g in groups:
         for note in g.notes:
-            by_note.setdefault(note, []).append(g.label)
-    lines = [f"{list_names(labels)}: {note}." for note, labels in by_note.items()]
-    if early := [f"{g.label} ({_rounds_reached(g)})" for g in groups if g.stopped_early]:
+            by_note.setdefault(note, []).append(name(g))
+    lines = [f"{list_names(names)}: {note}." for note, names in by_note.items()]
+    if early := [f"{name(g)} ({_rounds_reached(g)})" for g in groups if g.stopped_early]:
         lines.append(f"Stopped early by a callback: {list_names(early)}.")
     finished = [g for g in groups if g.finished]
-    unlearned = [g.label for g in finished if not g.learned]
+    unlearned = [name(g) for g in finished if not g.learned]
     if unlearned and len(unlearned) < len(finished):
         lines.append(f"Learned nothing, so there is nothing to forget: {list_names(unlearned)}.")
-    if unverified := [g.label for g in groups if not all(r.history.verified for r in g.runs)]:
+    if unverified := [name(g) for g in groups if not all(r.history.verified for r in g.runs)]:
         names = "all runs" if len(unverified) == len(groups) else list_names(unverified)
         lines.append(f"Not verified, because files have no checksums or a checkpoint is damaged: {names}.")
     return lines

@@ -77,11 +77,13 @@ def show(console: Console, runs: RunSet, against: str | None = None, target: flo
 def show_problem(
     console: Console, groups: list[Group], against: str | None = None, target: float | None = None
 ) -> None:
-    """Print the table of the groups of one problem and the result of the comparison in sentences."""
-    from fedkeep.analysis.compare import default_target
+    """Print the table of the groups of one problem, the most accurate first, and the comparison in sentences."""
+    from fedkeep.analysis.compare import default_target, ordered
     from fedkeep.analysis.sentences import bytes_sentence, sentences
     from fedkeep.cli import tables
 
+    order = ordered(groups, "final")
+    groups = [*order, *(g for g in groups if g not in order)]
     numbers = {len(g.runs) for g in groups}
     if numbers == {1}:
         title, named = "", {g.label: g for g in groups}
