@@ -129,7 +129,7 @@ def pack(accuracy: Any) -> str:
     [0, 100, 200, 255]
     """
     a = np.asarray(accuracy, dtype=float)
-    coded = np.where(np.isnan(a), ABSENT, np.nan_to_num(a) * STEPS)
+    coded = np.where(np.isnan(a), ABSENT, a * STEPS)
     return base64.b64encode(coded.round().astype(np.uint8).tobytes()).decode()
 
 

@@ -134,7 +134,7 @@ def _evidence(ranked: list[Group], tests: Sequence[Difference]) -> list[str]:
     number = sum(t.tested for t in tests)
     result = "statistically significant" if test.significant else "not statistically significant"
     p = "p < 0.001" if test.p_corrected < 0.001 else f"p = {test.p_corrected:.2g}"
-    return [f"{text}; the difference is {result} ({p}{f', {number} comparisons' if number > 1 else ''})."]
+    return [f"{text}; the difference is {result} ({p}{f', corrected for {number} comparisons' if number > 1 else ''})."]
 
 
 def _accuracy(ranked: list[Group]) -> str:

@@ -28,10 +28,12 @@ function wholeTicks(numbers, place) {
   const isTight = (numbers.length - 1) * room > pixels; // not all fit: then few, which are easier to read
   const step = isTight || numbers.length > 25 ? Math.max(1, niceStep((last - first) / Math.min(10, pixels / (1.5 * room)))) : 1;
   const multiples = numbers.filter((number) => Number.isInteger(number / step));
-  const spaced = multiples.length > 2 ? multiples : numbers.filter((_, i) => i % Math.ceil((numbers.length * room) / pixels) === 0);
+  const spaced = multiples.length > 1 ? multiples : numbers.filter((_, i) => i % Math.ceil((numbers.length * room) / pixels) === 0);
   const free = (a, b) => Math.abs(place(a) - place(b)) >= room;
   return [first, ...spaced.filter((number) => number !== first && number !== last && free(number, first) && free(number, last)), last];
 }
+
+const MAX_BANDS = 8; // more hide each other and the lines
 
 // Draw curves, each with a band of one standard deviation: series of { label, slot, rounds, mean, spread }.
 function drawCurves(plot, series, title = "Accuracy over rounds") {
@@ -57,10 +59,10 @@ function drawCurves(plot, series, title = "Accuracy over rounds") {
   for (const mark of marks) picture.append(svg("text", { x: x(mark), y: height - 17, "text-anchor": "middle" }, `${mark}`));
   picture.append(svg("text", { x: (box.left + width) / 2, y: height - 2, "text-anchor": "middle" }, "round"));
   const coordinates = (at, values) => at.map((round, i) => `${x(round).toFixed(1)},${y(values[i]).toFixed(1)}`);
-  for (const s of series.filter((s) => s.spread.some((v) => v > 0))) {
+  for (const s of series.filter((s) => series.length <= MAX_BANDS && s.spread.some((v) => v > 0))) {
     const upper = coordinates(s.rounds, s.mean.map((m, i) => m + s.spread[i]));
     const lower = coordinates(s.rounds, s.mean.map((m, i) => m - s.spread[i])).reverse();
-    const band = { fill: colourOf(s.slot), opacity: series.length > 6 ? 0.06 : 0.13, "data-method": s.label };
+    const band = { fill: colourOf(s.slot), opacity: 0.13, "data-method": s.label };
     picture.append(svg("path", { d: `M${[...upper, ...lower].join("L")}Z`, ...band }));
   }
   for (const s of series) {

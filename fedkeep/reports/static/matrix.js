@@ -87,7 +87,7 @@ function drawMatrix(plot, options) {
 function painter(options, layout) {
   const { labels, left, top, x, height, gridLine, bottom } = layout;
   const [soft, absent, loss] = ["--soft", "--absent", "--loss"].map(themeColour);
-  const everyRow = niceStep(Math.max(1, 14 / options.rowHeight));
+  const everyRow = niceStep(options.rowHeight >= 14 ? 1 : 19 / options.rowHeight);
   const numbers = columnLabels(options, layout);
   return (pen) => {
     pen.font = FONT;

@@ -59,7 +59,8 @@ function overviewSection(data, body, state) {
 function curveSection(data, body, state) {
   const entries = shownEntries(data, state);
   const several = data.groups.some((group) => group.runs.length > 1);
-  $(".about-curves").textContent = several ? "Mean over seeds; the band is ± one standard deviation." : "";
+  const bands = entries.length <= MAX_BANDS ? "; the band is ± one standard deviation" : "";
+  $(".about-curves").textContent = several ? `Mean over seeds${bands}.` : "";
   const series = entries.map(({ group, slot }) => ({ label: group.title, slot, ...group.curve }));
   const plot = el("div", { class: "plot" });
   const last = (s) => formatPercent(s.mean.at(-1), 1);
