@@ -123,6 +123,14 @@ def test_the_verdict_has_the_p_value_of_the_difference() -> None:
     assert "not statistically significant" in line
 
 
+def test_methods_are_called_as_in_their_papers() -> None:
+    titles = {name: cls.title for name, cls in fk.methods.REGISTRY.items()}
+    assert len(set(titles.values())) == len(titles)
+    assert (titles["scaffold"], titles["gcfed"], titles["fedntd"]) == ("SCAFFOLD", "GC-Fed", "FedNTD")
+    chosen = Group("fedavg", {"method": {"name": "fedavg"}, "label": "fedavg"}, [Run(history(KEEPS))])
+    assert chosen.title == "fedavg", "a label that the user gave stays"
+
+
 def test_classes_have_their_names() -> None:
     run = history(LOSES)
     run.class_names = ("benign", "a <b>\x1b[31m" + "x" * 80)
