@@ -93,6 +93,7 @@ class FedAvg:
     """
 
     name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"  # the name as its paper writes it; by default that of the class
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
     optimizers: ClassVar[tuple[str, ...]] = optim.OPTIMIZERS  # the clients' optimisers for which it is defined
@@ -106,6 +107,8 @@ class FedAvg:
             cls.name = cls.__name__.lower()
         if "paper" not in vars(cls):
             cls.paper = ""  # it is not that of the parent
+        if "title" not in vars(cls):
+            cls.title = cls.__name__
         if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
             setattr(cls, "averaged", ())  # noqa: B010 (what the parent declares need not hold; mypy: it is a property)
         _check_hooks(cls)

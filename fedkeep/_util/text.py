@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import statistics
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 def did_you_mean(word: str, valid: Iterable[str], section: str = "") -> str:
@@ -125,3 +126,24 @@ def format_mean(mean: float, spread: float | None, digits: int, scale: float = 1
     """
     text = f"{mean * scale:.{digits}f}"
     return text if spread is None or math.isnan(spread) else f"{text}±{spread * scale:.{digits}f}"
+
+
+def format_reached(values: Sequence[float | None], format: Callable[[float], str] = "{:g}".format) -> str:
+    """Format the median of what several runs needed to reach something; None (not reached) counts as the most.
+
+    >>> format_reached([3, 5, 8]), format_reached([3, 5, None]), format_reached([3, None, None]), format_reached([None])
+    ('5', '5 (2 of 3)', '- (1 of 3)', '-')
+    """
+    reached = [value for value in values if value is not None]
+    median = statistics.median(math.inf if value is None else value for value in values)
+    some = f" ({len(reached)} of {len(values)})" if 0 < len(reached) < len(values) else ""
+    return (format(median) if math.isfinite(median) else "-") + some
+
+
+def format_megabytes(size: float) -> str:
+    """Format bytes as megabytes, with two digits or more.
+
+    >>> format_megabytes(5_849_600), format_megabytes(12_340), format_megabytes(3_210_000_000)
+    ('5.8', '0.012', '3210')
+    """
+    return f"{size / 1e6:.0f}" if size >= 99.5e6 else f"{size / 1e6:.2g}"

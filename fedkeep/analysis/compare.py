@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import did_you_mean, format_mean, printable
-from fedkeep.analysis.groups import Group, rounds_to
+from fedkeep._util.text import did_you_mean, format_mean, format_megabytes, format_reached, printable
+from fedkeep.analysis.groups import Group, bytes_to, rounds_to
 from fedkeep.analysis.personal import Measured, measured_groups, personal_columns
 from fedkeep.analysis.significance import MIN_SEEDS, holm, paired_t, sign_flip
 from fedkeep.errors import FedkeepError
@@ -104,6 +104,21 @@ def default_against(groups: Sequence[Group]) -> str | None:
     return base.label if base else None
 
 
+def most_accurate_first(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups in the order of a table: by final accuracy, those that are not ranked at the end."""
+    order = ordered(groups, "final")
+    return [*order, *(g for g in groups if g not in order)]
+
+
+def default_target(groups: Sequence[Group]) -> float | None:
+    """Return the accuracy at which costs are compared by default: the baseline's final one, mean over seeds.
+
+    None if there is nothing to compare, or the baseline learned nothing.
+    """
+    base = baseline(groups) if sum(g.finished for g in groups) > 1 else None
+    return base.mean["final"] if base is not None and base.learned else None
+
+
 def differences(groups: Sequence[Group], measure: str, against: str | None = None) -> list[Difference]:
     """Test all pairs of groups, or each against one; p-values are corrected for the number of these comparisons.
 
@@ -146,14 +161,19 @@ def group_named(groups: Sequence[Group], name: str) -> Group:
 
 
 def comparison_as_data(groups: list[Group], against: str | None = None, target: float | None = None) -> dict[str, Any]:
-    """Return the comparison of one problem as JSON-compatible data: the groups, the ranks, and every test."""
-    rows = []
+    """Return the comparison of one problem as JSON-compatible data: the groups, the ranks, and every test.
+
+    `bytes_to` is for the target accuracy or the default one; `rounds_to` only for a given target.
+    """
+    rows, common = [], default_target(groups) if target is None else target
     for g in groups:
         row: dict[str, Any] = {"label": g.label, "setting": g.setting, "seeds": g.seeds, "finished": g.finished}
         row |= {"status": g.status, "last_round": g.last_round, "mean": g.mean, "spread": g.spread}
         row |= {"learned": g.learned, "notes": g.notes, "runs": [printable(run.name) for run in g.runs]}
         if target is not None:
             row["rounds_to"] = {f"{x:g}": rounds for x, rounds in rounds_to(g, target).items()}
+        if common is not None:
+            row["bytes_to"] = bytes_to(g, common)
         rows.append(row)
     against = against or default_against(groups)
     personal = [measured.as_data() for measured in measured_groups(groups)]
@@ -162,18 +182,24 @@ def comparison_as_data(groups: list[Group], against: str | None = None, target: 
         "groups": rows,
         "ranks": rank_groups({g.label: g for g in groups}),
         "against": against,
+        "target": common,
         "personal": personal,
         "tests": [test.as_data() for of_measure in tests.values() for test in of_measure],
     }
 
 
-def comparison_as_markdown(groups: list[Group]) -> str:
-    """Return a Markdown table: accuracies in percent, mean±standard deviation over seeds; **best**, <u>second</u>."""
+def comparison_as_markdown(groups: list[Group], target: float | None = None) -> str:
+    """Return a Markdown table: accuracies in percent, mean±standard deviation over seeds; **best**, <u>second</u>.
+
+    The last column but one has the bytes until the target accuracy, or the default one, is reached.
+    """
+    target = default_target(groups) if target is None else target
+    to_target = "" if target is None else f" MB to {target:.1%} |"
     places = rank_groups({g.label: g for g in groups})
     marks = {0: ("", ""), 1: ("**", "**"), 2: ("<u>", "</u>")}
     lines = [
-        "| method | final | best | smoothed | forgetting | round forgetting | MB | runs |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| method | final | best | smoothed | forgetting | round forgetting | MB |{to_target} runs |",
+        f"|---|---|---|---|---|---|---|---|{'---|' * bool(to_target)}",
     ]
     for g in groups:
         cells = []
@@ -182,7 +208,10 @@ def comparison_as_markdown(groups: list[Group]) -> str:
             before, after = marks[places[measure].get(g.label, 0)]
             cells.append(f"{before}{format_mean(g.mean[measure], g.spread[measure], digits, scale)}{after}")
         name = markdown_text(g.label)
-        lines.append(f"| {name} | {' | '.join(cells)} | {g.mean['bytes'] / 1e6:.1f} | {len(g.runs)} |")
+        cells.append(f"{g.mean['bytes'] / 1e6:.1f}")
+        if target is not None:
+            cells.append(format_reached(bytes_to(g, target), format_megabytes))
+        lines.append(f"| {name} | {' | '.join(cells)} | {len(g.runs)} |")
     return "\n\n".join(["\n".join(lines), *map(_personal_as_markdown, measured_groups(groups))])
 
 

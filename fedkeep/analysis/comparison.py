@@ -15,6 +15,7 @@ from fedkeep.analysis.compare import (
     comparison_as_markdown,
     group_named,
     markdown_text,
+    most_accurate_first,
 )
 from fedkeep.analysis.groups import Group
 from fedkeep.analysis.run_set import RunSet, read_runs
@@ -28,7 +29,8 @@ def compare(
     """Compare runs: mean and spread over seeds, ranks and significance tests, as `fedkeep compare` does.
 
     `paths` are run folders, or folders that contain run folders. `against` is the label or method that each group is
-    tested against. With `target`, the rounds to fractions of this accuracy are in the data too.
+    tested against. With `target`, the rounds to fractions of this accuracy are in the data too, and
+    the bytes to it; those to the baseline's final accuracy by default.
     """
     if target is not None:
         require_number("target", target, above=0, high=1)
@@ -62,7 +64,7 @@ class Comparison:
                 **{f"{measure}_std": spread for measure, spread in group.spread.items()},
             }
             for problem in self.runs.problems
-            for group in problem.groups
+            for group in most_accurate_first(problem.groups)
         ]
 
     @property
@@ -95,7 +97,8 @@ class Comparison:
         """Return a Markdown table per problem."""
         several = len(self.runs.problems) > 1
         return "\n\n".join(
-            (f"**{markdown_text(problem.title)}**\n\n" if several else "") + comparison_as_markdown(problem.groups)
+            (f"**{markdown_text(problem.title)}**\n\n" if several else "")
+            + comparison_as_markdown(problem.groups, self.target)
             for problem in self.runs.problems
         )
 
@@ -110,7 +113,7 @@ class Comparison:
         """Return a problem's groups as lines of text."""
         headings = ["method", "final %", "best %", "smoothed %", "forgetting", "per round", "runs"]
         lines = [headings]
-        for group in problem.groups:
+        for group in most_accurate_first(problem.groups):
             cells = [
                 format_mean(group.mean[measure], group.spread[measure], *((1, 100) if higher else (3, 1)))
                 for measure, higher in HIGHER_IS_BETTER.items()

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeep import forgetting
+from fedkeep import forgetting, methods
+from fedkeep._util.text import printable
 from fedkeep.analysis.anatomy import Anatomy, anatomies, loss_by_phase
 from fedkeep.analysis.identity import Identity
 from fedkeep.runs.history import History
@@ -114,6 +115,14 @@ class Group:
         """Make a finished group of histories that need no setting."""
         return cls(label, {}, [Run(history) for history in histories])
 
+    @cached_property
+    def title(self) -> str:
+        """Its label, with the method's name as its paper writes it; a label that the user chose stays as it is."""
+        name = str(self.setting.get("method", {}).get("name", ""))
+        if "label" in self.setting or not name or not self.label.startswith(name):
+            return self.label
+        return printable(methods.title_of(name)) + self.label.removeprefix(name)
+
     @property
     def finished(self) -> bool:
         """Whether its runs ended as planned: at their last round, or stopped by a callback."""
@@ -173,6 +182,21 @@ class Problem:
     title: str
     tables: dict[str, Any]  # data, split and train, as far as they define the problem
     groups: list[Group]
+
+
+def bytes_to(group: Group, target: float) -> list[float | None]:
+    """Return the bytes sent, down and up, until the target accuracy is first reached, for every run of a group.
+
+    None for a run that never reaches it in an evaluated round.
+    """
+    return [_bytes_until(run, target) for run in group.runs]
+
+
+def _bytes_until(run: Run, target: float) -> float | None:
+    last = forgetting.rounds_to(run.accuracy, target * (1 - 1e-12), run.rounds)  # 0.75 reaches 0.7500000000000001
+    if last is None:
+        return None
+    return float(sum(r["bytes_down"] + r["bytes_up"] for r in run.history.records if 0 < r["round"] <= last))
 
 
 def rounds_to(group: Group, target: float) -> dict[float, list[int | None]]:

@@ -112,7 +112,8 @@ def _is_default(g: Group, key: str) -> bool:
     section, _, name = key.partition(".")
     if section == "train" and name in _SHOWN_UNLESS_DEFAULT:
         return bool(g.setting["train"].get(name) == getattr(Settings, name))
-    kind = methods.discover().get(g.setting["method"]["name"])
+    name_of_method = g.setting["method"]["name"]
+    kind = methods.REGISTRY.get(name_of_method) or methods.discover().get(name_of_method)
     return section == "method" and kind is not None and kind.defaults().get(name) == g.setting["method"].get(name)
 
 
@@ -123,6 +124,11 @@ def data_name(data: Mapping[str, Any]) -> str:
 
 
 def _title(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(problem_facts(tables))
+
+
+def problem_facts(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what a problem is, in a few words each: data, split, clients, cohort, rounds."""
     data, split, train = tables["data"], tables["split"], tables["train"]
     options = {key: value for key, value in split.items() if key not in ("kind", "n_clients", "seed")}
     listed = ", ".join(f"{printable(key)} {printable(value)}" for key, value in options.items())
@@ -130,7 +136,7 @@ def _title(tables: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [clip(data_name(data), 30), clip(f"{kind} ({listed})" if listed else kind, 40)]
     if "n_clients" in split:
         parts.append(f"{printable(split['n_clients'])} clients")
-    return ", ".join([*parts, *_cohort(train), f"{train.get('rounds')} rounds"])
+    return [*parts, *_cohort(train), f"{train.get('rounds')} rounds"]
 
 
 def _cohort(train: Mapping[str, Any]) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
-from fedkeep._util.text import join_names, short_name
+from fedkeep._util.text import format_megabytes, format_reached, join_names, short_name
 from fedkeep.analysis.compare import (
     EQUAL,
     HIGHER_IS_BETTER,
@@ -15,7 +18,7 @@ from fedkeep.analysis.compare import (
     group_named,
     ordered,
 )
-from fedkeep.analysis.groups import Group
+from fedkeep.analysis.groups import Group, bytes_to
 from fedkeep.analysis.significance import MIN_SEEDS
 
 MEASURE_NAMES = {"final": "final accuracy", "forgetting": "forgetting"}  # the measures that sentences are about
@@ -49,6 +52,17 @@ def sentences(groups: Sequence[Group], against: str | None = None) -> list[str]:
     return [*notes, *results, *_test_notes(tests, None if chosen else against)]
 
 
+def bytes_sentence(groups: Sequence[Group], target: float) -> str:
+    """Return what each finished group sends until the target accuracy is first reached, the least first."""
+    costs = {g.label: bytes_to(g, target) for g in groups if g.finished}
+    medians = {label: statistics.median(math.inf if b is None else b for b in costs[label]) for label in costs}
+    reached = [label for label in sorted(costs, key=medians.__getitem__) if math.isfinite(medians[label])]
+    parts = [f"{label} {format_reached(costs[label], format_megabytes)}" for label in reached]
+    if never := [label for label in costs if label not in reached]:
+        parts.append(f"not reached by most runs of {list_names(never)}")
+    return f"MB sent until {target:.1%} accuracy is first reached, median over runs: {', '.join(parts)}."
+
+
 def nothing_learned(groups: Sequence[Group]) -> str:
     """Return the verdict on groups whose models never were better than a constant prediction."""
     predicted = {run.only_prediction for g in groups for run in g.runs}
@@ -63,29 +77,29 @@ def nothing_learned(groups: Sequence[Group]) -> str:
     )
 
 
-def excluded(groups: Sequence[Group]) -> list[str]:
+def excluded(groups: Sequence[Group], name: Callable[[Group], str] = attrgetter("label")) -> list[str]:
     """Return which groups are left out of the result."""
     lines = []
-    for status, name in (("unfinished", "not finished"), ("diverged", "diverged")):
-        if labels := [g.label for g in groups if g.status == status]:
-            lines.append(f"Without a verdict, because {name}: {', '.join(labels)}.")
+    for status, reason in (("unfinished", "not finished"), ("diverged", "diverged")):
+        if names := [name(g) for g in groups if g.status == status]:
+            lines.append(f"Without a verdict, because {reason}: {', '.join(names)}.")
     return lines
 
 
-def remarks(groups: Sequence[Group]) -> list[str]:
+def remarks(groups: Sequence[Group], name: Callable[[Group], str] = attrgetter("label")) -> list[str]:
     """Return what a reader should know about the runs: what is not recorded, stopped early, unverified or unlearned."""
     by_note: dict[str, list[str]] = {}
     for g in groups:
         for note in g.notes:
-            by_note.setdefault(note, []).append(g.label)
-    lines = [f"{list_names(labels)}: {note}." for note, labels in by_note.items()]
-    if early := [f"{g.label} ({_rounds_reached(g)})" for g in groups if g.stopped_early]:
+            by_note.setdefault(note, []).append(name(g))
+    lines = [f"{list_names(names)}: {note}." for note, names in by_note.items()]
+    if early := [f"{name(g)} ({_rounds_reached(g)})" for g in groups if g.stopped_early]:
         lines.append(f"Stopped early by a callback: {list_names(early)}.")
     finished = [g for g in groups if g.finished]
-    unlearned = [g.label for g in finished if not g.learned]
+    unlearned = [name(g) for g in finished if not g.learned]
     if unlearned and len(unlearned) < len(finished):
         lines.append(f"Learned nothing, so there is nothing to forget: {list_names(unlearned)}.")
-    if unverified := [g.label for g in groups if not all(r.history.verified for r in g.runs)]:
+    if unverified := [name(g) for g in groups if not all(r.history.verified for r in g.runs)]:
         names = "all runs" if len(unverified) == len(groups) else list_names(unverified)
         lines.append(f"Not verified, because files have no checksums or a checkpoint is damaged: {names}.")
     return lines

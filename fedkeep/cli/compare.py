@@ -28,7 +28,10 @@ def compare(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Also show the rounds to fractions of this accuracy, such as 0.8 (Flashback table 1)."),
+        typer.Option(
+            help="Also show the rounds to fractions of this accuracy, such as 0.8 (Flashback table 1), and the bytes "
+            "until it is reached. Without it, the bytes to the final accuracy of fedavg are shown."
+        ),
     ] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
@@ -72,12 +75,13 @@ def show(console: Console, runs: RunSet, against: str | None = None, target: flo
 def show_problem(
     console: Console, groups: list[Group], against: str | None = None, target: float | None = None
 ) -> None:
-    """Print the table of the groups of one problem and the result of the comparison in sentences."""
+    """Print the table of the groups of one problem, the most accurate first, and the comparison in sentences."""
+    from fedkeep.analysis.compare import default_target, most_accurate_first
     from fedkeep.analysis.comparison import label_within
-    from fedkeep.analysis.groups import FRACTIONS, rounds_to
-    from fedkeep.analysis.sentences import sentences
+    from fedkeep.analysis.sentences import bytes_sentence, sentences
     from fedkeep.cli import tables
 
+    groups = most_accurate_first(groups)
     numbers = {len(g.runs) for g in groups}
     if numbers == {1}:
         title, named = "", {g.label: g for g in groups}
@@ -89,9 +93,11 @@ def show_problem(
     console.print(tables.comparison(title, named))
     tables.print_personal(console, groups)
     if target is not None:
-        reached = {name: rounds_to(g, target) for name, g in named.items()}
-        console.print(tables.rounds_table(f"Rounds to A = {target:g}", FRACTIONS, reached))
-    if lines := sentences(groups, label_within(groups, against)):
+        console.print(tables.target_table(named, target))
+    lines = sentences(groups, label_within(groups, against))
+    if target is None and (reference := default_target(groups)) is not None:
+        lines.append(bytes_sentence(groups, reference))
+    if lines:
         console.print()
         for sentence in lines:
             console.print(sentence, highlight=False, markup=False)

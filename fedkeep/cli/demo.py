@@ -52,7 +52,7 @@ def demo(
                 runs = job.run(Path(folder), seeds, rounds, progress)
             except RunFailed:  # the progress has shown why
                 raise typer.Exit(1) from None
-        write_report([folder], output, "fedkeep demo")
+        write_report([folder], output)
     if as_json and svg is None:
         _print_summaries(runs)
         return

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from fedkeep._util.text import format_mean
+from fedkeep._util.text import format_mean, format_reached
 from fedkeep.cli import tables
 from fedkeep.reproduce import against_paper
 from fedkeep.reproduce.against_paper import ColumnComparison, MethodRow
@@ -152,7 +152,7 @@ def format_ours(comparison: MeasureComparison) -> str:
         return "diverged" if comparison.diverged else "·"
     if comparison.measure.counts_rounds:
         rounds = comparison.values_with_diverged.values()
-        return tables.format_rounds([None if value == NEVER else int(value) for value in rounds])
+        return format_reached([None if value == NEVER else int(value) for value in rounds])
     values = list(comparison.values.values())
     spread = statistics.stdev(values) if len(values) > 1 else None
     return format_mean(statistics.fmean(values), spread, comparison.measure.digits)

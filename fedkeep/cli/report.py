@@ -9,12 +9,17 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
+from fedkeep._util.validate import require_number
 from fedkeep.cli.options import AsJson, Runs, log_once, print_page_path, require_writable
 
 
 def report(
     folders: Runs,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
+    target: Annotated[
+        float | None,
+        typer.Option(help="The accuracy of the column 'MB to', such as 0.8. By default the final one of fedavg."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a report page as one HTML file: which classes runs forgot, when, and in which phase of a round.
@@ -27,9 +32,11 @@ def report(
 
     for folder in folders:
         require_folder(folder)
+    if target is not None:
+        require_number("--target", target, above=0, high=1)
     require_writable(output)
     runs = read_runs(folders)
-    data = write(runs, output)
+    data = write(runs, output, target)
     if as_json:
         problems = [{"title": problem["title"], **problem["verdict"]} for problem in data["problems"]]
         summary = {"page": str(output), "bytes": output.stat().st_size, "verdict": data["verdict"]}

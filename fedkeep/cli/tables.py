@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedkeep._util.text import format_mean
+from fedkeep._util.text import format_mean, format_megabytes, format_reached
 from fedkeep.analysis.compare import HIGHER_IS_BETTER, rank_groups
-from fedkeep.analysis.groups import Group
+from fedkeep.analysis.groups import FRACTIONS, Group, bytes_to, rounds_to
 from fedkeep.analysis.personal import measured_groups, personal_columns
 
 HEADS = {
@@ -106,22 +105,13 @@ def print_personal(console: Console, groups: Sequence[Group]) -> None:
         console.print(MethodTable("", list(columns.values()), rows, measured.caption))
 
 
-def rounds_table(
-    title: str, fractions: Sequence[float], rows: Mapping[str, Mapping[float, Sequence[int | None]]]
-) -> MethodTable:
-    """Return Flashback's table 1: rounds to fractions of a target accuracy A, by name."""
-    cells = {name: [Text(format_rounds(rounds[x])) for x in fractions] for name, rounds in rows.items()}
-    caption = "rounds until the test accuracy first reaches that fraction of A, median over seeds; - not reached"
-    return MethodTable(title, [f"{x:g} A" for x in fractions], cells, caption)
-
-
-def format_rounds(rounds: Sequence[int | None]) -> str:
-    """Format the median of the rounds to a target, and how many runs reached it; None (not reached) counts as latest.
-
-    >>> format_rounds([3, 5, 8]), format_rounds([3, 5, None]), format_rounds([3, None, None]), format_rounds([None])
-    ('5', '5 (2 of 3)', '- (1 of 3)', '-')
-    """
-    reached = [r for r in rounds if r is not None]
-    median = np.median([np.inf if r is None else r for r in rounds])
-    some = f" ({len(reached)} of {len(rounds)})" if 0 < len(reached) < len(rounds) else ""
-    return (f"{median:g}" if np.isfinite(median) else "-") + some
+def target_table(groups: Mapping[str, Group], target: float) -> MethodTable:
+    """Return what a target accuracy A takes, by name: the rounds to fractions of it (Flashback's table 1), and MB."""
+    rows = {}
+    for name, group in groups.items():
+        rounds = rounds_to(group, target)
+        cells = [format_reached(rounds[x]) for x in FRACTIONS]
+        rows[name] = [Text(cell) for cell in (*cells, format_reached(bytes_to(group, target), format_megabytes))]
+    caption = "until the test accuracy first reaches that fraction of A; median over runs; - not reached"
+    heads = [*(f"rounds to {x:g} A" for x in FRACTIONS), "MB to A"]
+    return MethodTable(f"A = {target:g}", heads, rows, caption)

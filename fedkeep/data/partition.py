@@ -194,17 +194,25 @@ def summarize_label_counts(counts: np.ndarray) -> str:
     """Return a summary of how much the clients differ; counts are [clients, classes].
 
     >>> summarize_label_counts(np.array([[10, 0], [0, 20]])).partition(";")[0]
-    '2 clients with 10 to 20 examples (median 15) and 1 to 1 classes (median 1)'
+    '2 clients with 10 to 20 examples (median 15) and 1 class each'
     """
     sizes = counts.sum(1)
     nonempty = counts[sizes > 0]
     classes = (nonempty > 0).sum(1)
     changed = heterogeneity(counts)["earth_movers"]
     return (
-        f"{len(counts)} clients with {sizes.min()} to {sizes.max()} examples (median {np.median(sizes):g}) and "
-        f"{classes.min()} to {classes.max()} classes (median {np.median(classes):g}); on average {changed:.0%} "
-        "of a client's labels would have to change to match the label distribution of all clients"
+        f"{len(counts)} client{'s' * (len(counts) != 1)} with {_span(sizes, 'example', 'examples')} and "
+        f"{_span(classes, 'class', 'classes')}; on average {changed:.0%} of a client's labels would have to change to "
+        "match the label distribution of all clients"
     )
+
+
+def _span(numbers: np.ndarray, one: str, several: str) -> str:
+    """Return from where to where numbers go, or the number that all of them are."""
+    low, high = int(numbers.min()), int(numbers.max())
+    if low == high:
+        return f"{low} {one if low == 1 else several} each"
+    return f"{low} to {high} {several} (median {np.median(numbers):g})"
 
 
 def _to_labels(y: Any, n_clients: int) -> np.ndarray:

@@ -99,6 +99,7 @@ __all__ = [
     "get",
     "is_built_in",
     "make",
+    "title_of",
     "with_values_before",
 ]
 
@@ -206,6 +207,16 @@ def _like(name: str, known: Iterable[str]) -> list[str]:
 def is_built_in(cls: type[FedAvg]) -> bool:
     """Return whether a method belongs to fedkeep itself, not to another package or to a script."""
     return cls.__module__.partition(".")[0] == "fedkeep"
+
+
+def title_of(name: str) -> str:
+    """Return a method's name as its paper writes it; the name itself if the method is not known.
+
+    >>> title_of("scaffold"), title_of("fedntd"), title_of("mine")
+    ('SCAFFOLD', 'FedNTD', 'mine')
+    """
+    cls = REGISTRY.get(name) or discover().get(name)
+    return cls.title if cls is not None else name
 
 
 def make(values: Mapping[str, Any]) -> FedAvg:

@@ -22,6 +22,7 @@ class FedAvgFinetune(FedAvg):
     """FedAvg + fine-tuning: after averaging, the server trains on its labelled public examples."""
 
     name: ClassVar[str] = "fedavg_finetune"
+    title: ClassVar[str] = "FedAvg + fine-tuning"
     paper: ClassVar[str] = "Aljahdali et al., arXiv 2024"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
     E_s: int = hyper(20, "maximum server epochs per round", low=0, whole=True, fedavg_at=0, test_value=1)

@@ -40,6 +40,7 @@ class FedDistill(FedAvg):
     """FedDistill+: distil the other clients' mean logits of each class, besides averaging the weights."""
 
     name: ClassVar[str] = "feddistill"
+    title: ClassVar[str] = "FedDistill+"
     paper: ClassVar[str] = "Seo et al., arXiv 2020"
     averaged: ClassVar[tuple[str, ...]] = ("params", "dm", "dh")
     bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "dh": Bound(whole=True, low=-1, high=1)}

@@ -25,6 +25,7 @@ class FedGKDVote(FedAvg):
     """FedGKD-VOTE: distil each of the last M global models, weighted by its loss on the server's validation data."""
 
     name: ClassVar[str] = "fedgkd_vote"
+    title: ClassVar[str] = "FedGKD-VOTE"
     paper: ClassVar[str] = "Yao et al., arXiv 2021"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
     lam: float = hyper(

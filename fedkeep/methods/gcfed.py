@@ -25,6 +25,7 @@ class GCFed(FedAvg):
     """GC-Fed: subtract each gradient's mean over a layer's inputs; for the classifier at the server."""
 
     name: ClassVar[str] = "gcfed"
+    title: ClassVar[str] = "GC-Fed"
     paper: ClassVar[str] = "Seo et al., Information Fusion 2026"
     averaged: ClassVar[tuple[str, ...]] = ("params",)
     form: str = hyper("hybrid", "the classifier at the server, the rest at the clients; all at the clients (local) or "

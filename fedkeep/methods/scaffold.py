@@ -37,6 +37,7 @@ class Scaffold(FedAvg):
     """SCAFFOLD: correct every local gradient by c - c_k, the client's drift away from the average."""
 
     name: ClassVar[str] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     averaged: ClassVar[tuple[str, ...]] = ("params", "dc")
     bounds: ClassVar[Mapping[str, Bound]] = {

@@ -20,11 +20,13 @@ from fedkeep._util.json import flatten, without_nan
 from fedkeep._util.text import printable
 from fedkeep._util.version import __version__
 from fedkeep.analysis.anatomy import Anatomy
-from fedkeep.analysis.compare import rank_groups
+from fedkeep.analysis.compare import default_against, differences, group_named, ordered
 from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import RunSet
 from fedkeep.analysis.sentences import list_names
 from fedkeep.data import partition
+from fedkeep.reports.about import class_names, facts, short_name, typical_seed
+from fedkeep.reports.columns import table_columns
 from fedkeep.reports.personal import personal_data
 from fedkeep.reports.recoverable import recoverable_data
 from fedkeep.reports.verdict import reference, verdict
@@ -38,10 +40,13 @@ SPLIT_CELLS = 200_000  # of the whole page
 BINS = 40
 
 
-def page_data(runs: RunSet) -> dict[str, Any]:
-    """Return everything that the page shows of these runs, problem by problem, as JSON-compatible data."""
+def page_data(runs: RunSet, target: float | None = None) -> dict[str, Any]:
+    """Return everything that the page shows of these runs, problem by problem, as JSON-compatible data.
+
+    `target` is the accuracy of the column "MB to"; by default the final one of FedAvg.
+    """
     budget = _Budget.of(runs.groups)
-    problems = [_problem_data(problem, budget) for problem in runs.problems]
+    problems = [_problem_data(problem, budget, target) for problem in runs.problems]
     data = {
         "made_by": f"fedkeep {__version__}",
         "verdict": _page_verdict(problems, runs),
@@ -63,9 +68,10 @@ class _Budget:
     def of(cls, groups: list[Group]) -> _Budget:
         runs = [run for group in groups for run in group.runs]
         classes = [run.class_accuracy.shape[1] for run in runs]
+        means = [group.runs[0].class_accuracy.shape[1] for group in groups if len(group.runs) > 1]
         seeds = len({(group.setting.get("data", {}).get("source"), run.seed) for group in groups for run in group.runs})
         return cls(
-            _rounds_within(HEAT_BYTES, classes),
+            _rounds_within(HEAT_BYTES, [*classes, *means]),
             _rounds_within(ANATOMY_BYTES, [_anatomy_bytes(run) for run in runs]),
             max(2, SPLIT_CELLS // max(1, max(classes, default=1) * seeds)),
         )
@@ -82,24 +88,38 @@ def _page_verdict(problems: list[dict[str, Any]], runs: RunSet) -> dict[str, Any
     return {"headline": headline, "details": left_out}
 
 
-def _problem_data(problem: Problem, budget: _Budget) -> dict[str, Any]:
-    groups = problem.groups
+def _problem_data(problem: Problem, budget: _Budget, target: float | None) -> dict[str, Any]:
+    groups = _by_rank(problem.groups)
     comparable = [group for group in groups if np.isfinite(group.mean["forgetting"])]
     finished = [group for group in comparable if group.finished]
-    result = verdict(groups)
+    base = reference(finished or comparable) if comparable else groups[0]
+    chosen = default_against(groups)
+    tests = [test for measure in ("final", "forgetting") for test in differences(groups, measure, chosen)]
+    against = group_named(groups, chosen) if chosen else base
+    result = verdict(groups, [test for test in tests if test.measure == "forgetting"])
     splits: dict[str, dict[str, Any]] = {}
     edges = _bin_edges(groups)
     return {
         "title": problem.title,
+        "facts": facts(problem),
+        "class_names": class_names(groups),
         "verdict": {"headline": result.headline, "details": result.details},
-        "reference": groups.index(reference(finished or comparable)) if comparable else 0,
-        "ranks": rank_groups({group.label: group for group in groups}),
+        "reference": groups.index(base),
+        "seed": typical_seed([groups[0], base]),
+        "tests": {"against": against.title, "number": sum(t.tested for t in tests if t.measure == "final")},
+        "columns": table_columns(groups, tests, against, target),
         "drop_edges": edges,
         "groups": [_group_data(group, edges, budget, splits) for group in groups],
         "personal": personal_data(groups),
         "splits": list(splits.values()),
         "shared": _shared_settings(groups),
     }
+
+
+def _by_rank(groups: list[Group]) -> list[Group]:
+    """Return the groups as the page orders them: those that forget least first, those that are not finished last."""
+    ranked = ordered(groups, "forgetting")
+    return [*ranked, *sorted((g for g in groups if g not in ranked), key=lambda g: not g.finished)]
 
 
 def pack(accuracy: Any) -> str:
@@ -109,7 +129,7 @@ def pack(accuracy: Any) -> str:
     [0, 100, 200, 255]
     """
     a = np.asarray(accuracy, dtype=float)
-    coded = np.where(np.isnan(a), ABSENT, np.nan_to_num(a) * STEPS)
+    coded = np.where(np.isnan(a), ABSENT, a * STEPS)
     return base64.b64encode(coded.round().astype(np.uint8).tobytes()).decode()
 
 
@@ -128,6 +148,7 @@ def _group_data(group: Group, edges: np.ndarray, budget: _Budget, splits: dict[s
     runs = sorted(group.runs, key=lambda run: run.seed)
     return {
         "label": group.label,
+        "title": group.title,
         "method": printable(group.setting["method"]["name"]),
         "status": group.status,
         "classes": runs[0].class_accuracy.shape[1],
@@ -136,6 +157,7 @@ def _group_data(group: Group, edges: np.ndarray, budget: _Budget, splits: dict[s
         "class_forgetting": group.class_forgetting.round(4),
         "where": group.loss_by_phase,
         "curve": _curve(runs),
+        "mean_map": _mean_map(runs, budget.columns),
         "drops": _drops(group, edges),
         "setting": _texts(group.setting),
         "runs": [_run_data(run, budget, splits) for run in runs],
@@ -144,13 +166,28 @@ def _group_data(group: Group, edges: np.ndarray, budget: _Budget, splits: dict[s
 
 def _curve(runs: list[Run]) -> dict[str, Any]:
     """Return the mean accuracy over seeds and its standard deviation, in the rounds that all runs evaluated."""
-    common = sorted(set.intersection(*(set(run.rounds.tolist()) for run in runs)))
-    rounds = np.array(common or runs[0].rounds)  # a callback may have stopped one run before the next's first round
-    runs = runs if common else runs[:1]
+    rounds = _common_rounds(runs)
+    runs = runs if len(rounds) else runs[:1]  # a callback may have stopped one run before the next's first round
+    rounds = rounds if len(rounds) else runs[0].rounds
     shown = arrays.evenly_spaced(len(rounds), MAX_POINTS)
     accuracy = np.stack([run.accuracy[np.isin(run.rounds, rounds)] for run in runs])[:, shown]
     spread = accuracy.std(0, ddof=1) if len(accuracy) > 1 else np.zeros(len(shown))
     return {"rounds": rounds[shown], "mean": accuracy.mean(0).round(4), "spread": spread.round(4)}
+
+
+def _common_rounds(runs: list[Run]) -> np.ndarray:
+    """Return the rounds that all runs evaluated."""
+    return np.array(sorted(set.intersection(*(set(run.rounds.tolist()) for run in runs))), dtype=int)
+
+
+def _mean_map(runs: list[Run], most: int) -> dict[str, Any] | None:
+    """Return the class accuracies of several seeds, mean over them; None for a single one."""
+    rounds = _common_rounds(runs)
+    if len(runs) < 2 or not len(rounds):
+        return None
+    shown = arrays.evenly_spaced(len(rounds), most)
+    accuracy = np.mean([run.class_accuracy[np.isin(run.rounds, rounds)][shown] for run in runs], axis=0)
+    return {"rounds": rounds[shown], "class_accuracy": pack(accuracy)}
 
 
 def _round_forgetting(group: Group) -> np.ndarray:
@@ -231,15 +268,20 @@ def _split_index(run: Run, splits: dict[str, dict[str, Any]], most: int) -> int 
     title = f"{about['data'].get('source', 'data')}: {about['split'].get('kind', 'own split')}"
     title = f"{title} ({options})" if options else title
     shown = arrays.evenly_spaced(len(counts), most)
+    ids = [split["ids"][k] for k in shown]
+    named = run.history.client_names
     split = {
         "clients": split["clients"],
-        "ids": [split["ids"][k] for k in shown],
+        "ids": ids,
+        "names": [short_name(run.history.client_name(k)) for k in ids] if named else None,
         "counts": counts[shown].tolist(),
         "title": printable(title),
         "summary": partition.summarize_label_counts(counts),
+        "heterogeneity": partition.heterogeneity(counts),
     }
-    splits.setdefault(repr(split), split)
-    return list(splits).index(repr(split))
+    key = repr(split)
+    splits.setdefault(key, split)
+    return list(splits).index(key)
 
 
 def _shared_settings(groups: list[Group]) -> dict[str, str]:

@@ -12,18 +12,34 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedkeep._util.validate import require_number
 from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.reports.data import page_data
 from fedkeep.runs.files import write_atomic
 
 STATIC = Path(__file__).parent / "static"
-SCRIPTS = ("base.js", "charts.js", "sections.js", "personal.js", "table.js", "main.js")
+SCRIPTS = (
+    "base.js",
+    "matrix.js",
+    "charts.js",
+    "heat.js",
+    "sections.js",
+    "anatomy.js",
+    "recoverable.js",
+    "personal.js",
+    "split.js",
+    "table.js",
+    "picture.js",
+    "share.js",
+    "filter.js",
+    "main.js",
+)
 
 
-def write(runs: RunSet | Iterable[str | Path], output: Path, title: str = "fedkeep report") -> dict[str, Any]:
+def write(runs: RunSet | Iterable[str | Path], output: Path, target: float | None = None) -> dict[str, Any]:
     """Write the page of these runs, given as paths or as read by `read_runs`, and return its data."""
-    data = page_data(runs if isinstance(runs, RunSet) else read_runs(runs))
-    write_atomic(output, render(data, title).encode())
+    data = page_data(runs if isinstance(runs, RunSet) else read_runs(runs), target)
+    write_atomic(output, render(data).encode())
     return data
 
 
@@ -41,14 +57,21 @@ class Report:
         return f"<Report {self.path}: {self.headline}{left_out}>"
 
 
-def report(paths: str | Path | Iterable[str | Path], output: str | Path = "report.html") -> Report:
-    """Write the report page of run folders, or of folders that contain some, as `fedkeep report` does."""
-    data = write([paths] if isinstance(paths, str | Path) else paths, Path(output))
+def report(
+    paths: str | Path | Iterable[str | Path], output: str | Path = "report.html", *, target: float | None = None
+) -> Report:
+    """Write the report page of run folders, or of folders that contain some, as `fedkeep report` does.
+
+    `target` is the accuracy up to which bytes are counted; by default the baseline's final one.
+    """
+    if target is not None:
+        require_number("target", target, above=0, high=1)
+    data = write([paths] if isinstance(paths, str | Path) else paths, Path(output), target)
     problems = [{"title": problem["title"], **problem["verdict"]} for problem in data["problems"]]
     return Report(Path(output), data["verdict"]["headline"], problems, data["left_out"])
 
 
-def render(data: dict[str, Any], title: str = "fedkeep report", live: bool = False) -> str:
+def render(data: dict[str, Any], live: bool = False) -> str:
     """Return the page as HTML. Its content security policy allows only this script and this style."""
     script = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = (STATIC / "page.css").read_text(encoding="utf-8")
@@ -58,16 +81,23 @@ def render(data: dict[str, Any], title: str = "fedkeep report", live: bool = Fal
         f"connect-src {source}; base-uri 'none'; form-action 'none'"
     )
     parts = {
-        "title": escape(title),
+        "title": escape(page_title(data)),
         "policy": escape(policy),
         "style": style,
         "headline": escape(data["verdict"]["headline"]),
+        "facts": escape(" · ".join(data["problems"][0]["facts"]) if len(data["problems"]) == 1 else ""),
         "details": "".join(f"<li>{escape(line)}</li>" for line in data["verdict"]["details"]),
         "problems": "".join(_problem_item(problem) for problem in data["problems"] if len(data["problems"]) > 1),
         "data": embed({**data, "live": live}),
         "script": script,
     }
     return fill((STATIC / "page.html").read_text(encoding="utf-8"), parts)
+
+
+def page_title(data: dict[str, Any]) -> str:
+    """Return the title of the page, for tabs, bookmarks and links: the result, and what it is about."""
+    about = data["problems"][0]["title"] if len(data["problems"]) == 1 else ""
+    return " · ".join(part for part in (data["verdict"]["headline"].rstrip("."), about, "fedkeep") if part)
 
 
 def _problem_item(problem: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ def personal_data(groups: list[Group]) -> list[dict[str, Any]]:
             {
                 "index": labels.index(row.label),
                 "label": row.label,
+                "title": groups[labels.index(row.label)].title,
                 "model": row.model_text,
                 "cells": row.cells(columns),
                 "mean": row.mean["mean"],

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from fedkeep._util.text import clip, format_mean, join_names
-from fedkeep.analysis.compare import ordered
+from fedkeep.analysis.compare import Difference, ordered
 from fedkeep.analysis.groups import Group
 from fedkeep.analysis.sentences import excluded, list_names, nothing_learned, remarks, tied_with_first
+from fedkeep.reports.about import short_name
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One sentence with the main result, and further sentences with details and warnings."""
+    """The main result in one clause, and sentences with details and warnings."""
 
     headline: str
     details: list[str]
 
 
-def verdict(groups: list[Group]) -> Verdict:
+def verdict(groups: list[Group], tests: Sequence[Difference] = ()) -> Verdict:
     """Return what the runs of one problem show, with warnings about what limits the comparison.
 
-    Groups that are not finished, and groups that never learned anything, are left out of the result.
+    Groups that are not finished, and groups that never learned anything, are left out of the result. `tests` are those
+    of the differences in forgetting.
     """
     finished = [g for g in groups if g.finished]
     if not finished:
@@ -34,8 +37,11 @@ def verdict(groups: list[Group]) -> Verdict:
     ranked = ordered(groups, "forgetting")
     if not ranked:
         return Verdict("No result yet: forgetting needs at least two evaluated rounds.", _warnings(groups))
-    headline = _single_group(ranked[0]) if len(ranked) == 1 else _ranking(ranked)
-    details = [*_runner_up(ranked), *_forgotten_classes(ranked), *_phase_details(ranked)]
+    if len(ranked) == 1:
+        headline, details = _single_group(ranked[0]), []
+    else:
+        headline, details = _ranking(ranked), [*_evidence(ranked, tests), _accuracy(ranked), *_runner_up(ranked)]
+    details += [*_forgotten_classes(ranked), *_phases(ranked)]
     return Verdict(headline, [*details, *_warnings(groups)])
 
 
@@ -45,27 +51,27 @@ def reference(groups: list[Group]) -> Group:
     return max(fedavg or groups, key=lambda g: g.mean["forgetting"])
 
 
-def format_points(share: float) -> str:
+def format_points(share: float, digits: int = 0) -> str:
     """Format a share as percentage points.
 
     >>> format_points(0.238), format_points(0.004), format_points(0.0)
     ('24', '0.4', '0')
     """
-    return f"{share * 100:.1f}" if 0.0005 <= abs(share) < 0.0095 else f"{share * 100:.0f}"
+    return f"{share * 100:.1f}" if 0.0005 <= abs(share) < 0.0095 else f"{share * 100:.{digits}f}"
 
 
-def _in_points(share: float) -> str:
-    points = format_points(share)
+def _in_points(share: float, digits: int = 0) -> str:
+    points = format_points(share, digits)
     return f"{points} point{'s' * (points != '1')}"
 
 
 def _progress(groups: list[Group]) -> str:
     """Return how far runs are of which none is finished."""
     if len(groups) > 1:
-        return f"No run is finished, so nothing is compared yet: {list_names([g.label for g in groups], most=3)}."
+        return f"No run is finished, so nothing is compared yet: {list_names([g.title for g in groups], most=3)}"
     [group] = groups
     planned = group.runs[0].planned_rounds
-    return f"{group.label} is at {_format_accuracy(group)} accuracy; {planned} rounds were planned."
+    return f"{group.title} is at {_format_accuracy(group)} accuracy; {planned} rounds were planned"
 
 
 def _accuracies(groups: list[Group]) -> list[str]:
@@ -74,79 +80,92 @@ def _accuracies(groups: list[Group]) -> list[str]:
 
 
 def _single_group(group: Group) -> str:
-    accuracy = _format_accuracy(group)
-    return f"{group.label} ends at {accuracy} accuracy, with its classes {_below_best(group)} on average."
+    return f"{_short(group)} ends at {_format_accuracy(group)} and forgets {_lost(group)}"
 
 
 def _ranking(ranked: list[Group]) -> str:
+    best, other = tied_with_first(ranked, "forgetting"), _opposite(ranked)
+    if other is None:
+        number = "Both" if len(ranked) == 2 else f"All {len(ranked)} groups"
+        return f"{number} forget {_lost(ranked[0])}"
+    lost = [best[0].mean["forgetting"], other.mean["forgetting"]]
+    digits = 0 if format_points(lost[0]) != format_points(lost[1]) else 1
+    names = list_names([_short(g) for g in best], most=3)
+    forget = "forgets" if len(best) == 1 else "forget"
+    if lost[0] <= 0:
+        return f"{names} {forget} nothing, {_short(other)} {_in_points(lost[1], digits)}"
+    return f"{names} {forget} {_in_points(lost[0], digits)}, {_short(other)} {format_points(lost[1], digits)}"
+
+
+def _opposite(ranked: list[Group]) -> Group | None:
+    """Return the group that the best are compared with: the reference, or the worst; None if all are equal."""
     best = tied_with_first(ranked, "forgetting")
     if len(best) == len(ranked):
-        return _all_equal(ranked)
-    least, base = best[0], reference(ranked)
-    other = base if base not in best else ranked[-1]
-    points = f"{_short(other)}: {format_points(other.mean['forgetting'])}"
-    if len(best) > 1:
-        names = list_names([_short(g) for g in best], most=3)
-        return f"{names} forget least, and equally: their classes end {_below_best(least)} ({points})."
-    return (
-        f"{_short(least)} forgets least: its classes end {_below_best(least)} ({points}; {_seed_count(least, other)}), "
-        f"{_accuracy_clause(ranked, least)}."
-    )
-
-
-def _all_equal(ranked: list[Group]) -> str:
-    number = "Both" if len(ranked) == 2 else f"All {len(ranked)} groups"
-    text = f"{number} forget equally: their classes end {_below_best(ranked[0])}"
-    best = tied_with_first(by_accuracy := ordered(ranked, "final"), "final")
-    if len(best) == len(ranked):
-        return f"{text}, and they are equally accurate ({_format_accuracy(ranked[0])})."
-    names = list_names([_short(g) for g in best], most=3)
-    has = "has" if len(best) == 1 else "have"
-    return f"{text}; {names} {has} the highest final accuracy ({_format_accuracy(by_accuracy[0])})."
+        return None
+    base = reference(ranked)
+    return base if base not in best else ranked[-1]
 
 
 def _short(group: Group) -> str:
-    """Return a group's label for the headline, which has room for a short one."""
-    return clip(group.label, 32)
+    """Return a group's title for the headline, which has room for a short one."""
+    return clip(group.title, 32)
 
 
-def _below_best(group: Group) -> str:
+def _lost(group: Group) -> str:
     lost = group.mean["forgetting"]
-    return f"{_in_points(lost)} below their best" if lost > 0 else "at their best"
+    return _in_points(lost) if lost > 0 else "nothing"
 
 
-def _accuracy_clause(groups: list[Group], least: Group) -> str:
-    best = tied_with_first(ordered(groups, "final"), "final")
-    if least in best:
-        others = [_short(g) for g in best if g is not least]
-        shared = f", as {'has' if len(others) == 1 else 'have'} {list_names(others, most=2)}" if others else ""
-        return f"and it also has the highest final accuracy ({_format_accuracy(least)}{shared})"
-    names = list_names([_short(g) for g in best], most=2)
-    return (
-        f"but {names} {'has' if len(best) == 1 else 'have'} a higher final accuracy "
-        f"({_format_accuracy(best[0])}, compared with {_format_accuracy(least)})"
-    )
-
-
-def _seed_count(least: Group, other: Group) -> str:
-    """Return on how many common seeds the first group forgot less; the same seed means the same cohorts."""
-    ours, theirs = ({run.seed: run.summary["forgetting"] for run in g.runs} for g in (least, other))
+def _evidence(ranked: list[Group], tests: Sequence[Difference]) -> list[str]:
+    """Return on how many common seeds the first group forgot less, and the test; one seed alone has its own warning."""
+    best, other = tied_with_first(ranked, "forgetting"), _opposite(ranked)
+    if other is None or len(best) > 1:
+        return []
+    ours, theirs = ({run.seed: run.summary["forgetting"] for run in g.runs} for g in (best[0], other))
     shared = ours.keys() & theirs.keys()
-    fewer = sum(ours[seed] < theirs[seed] for seed in shared)
     if len(shared) < 2:
-        return f"{len(shared)} common seed{'s' * (not shared)}, so this may be chance"
-    return f"lower on {fewer} of {len(shared)} seeds"
+        return [] if shared else [f"{best[0].title} and {other.title} have no seed in common."]
+    fewer = sum(ours[seed] < theirs[seed] for seed in shared)
+    text = f"{best[0].title} forgets less than {other.title} on {fewer} of {len(shared)} seeds"
+    pair = {best[0].label, other.label}
+    test = next((t for t in tests if {t.one, t.other} == pair and t.tested), None)
+    if test is None:
+        return [f"{text}."]
+    number = sum(t.tested for t in tests)
+    result = "statistically significant" if test.significant else "not statistically significant"
+    p = "p < 0.001" if test.p_corrected < 0.001 else f"p = {test.p_corrected:.2g}"
+    return [f"{text}; the difference is {result} ({p}{f', corrected for {number} comparisons' if number > 1 else ''})."]
+
+
+def _accuracy(ranked: list[Group]) -> str:
+    """Return who ends most accurate, next to the group that forgets least and the one it is compared with."""
+    order = ordered(ranked, "final")
+    best, least, other = tied_with_first(order, "final"), ranked[0], _opposite(ranked)
+    if len(best) == len(ranked):
+        return f"All end at {_format_accuracy(best[0])} accuracy."
+    names = list_names([_short(g) for g in best], most=3)
+    also = " also" if best == [least] and other is not None else ""
+    has = "has" if len(best) == 1 else "have"
+    text = f"{names}{also} {has} the highest final accuracy: {_format_accuracy(best[0])}"
+    others = [g for g in dict.fromkeys([least, other]) if g is not None and g not in best]
+    return f"{text}, {join_names([f'{_short(g)} {_format_accuracy(g)}' for g in others])}." if others else f"{text}."
 
 
 def _forgotten_classes(ranked: list[Group]) -> list[str]:
     """Return which classes the reference, or the only group, forgets most, and in which phase."""
     group = ranked[0] if len(ranked) == 1 else reference(ranked)
     lost = group.class_forgetting
-    worst = [str(c) for c in np.argsort(-np.nan_to_num(lost, nan=-1.0), kind="stable") if lost[c] > 0][:3]
+    worst = [int(c) for c in np.argsort(-np.nan_to_num(lost, nan=-1.0), kind="stable") if lost[c] > 0][:3]
     if not worst:
-        return [f"{group.label} forgets no class."]
-    classes = f"{'class' if len(worst) == 1 else 'classes'} {join_names(worst)}"
-    return [f"{group.label} forgets {classes} most{_main_phase(group)}."]
+        return [f"{group.title} forgets no class."]
+    return [f"{group.title} forgets {_class_list(group, worst)} most{_main_phase(group)}."]
+
+
+def _class_list(group: Group, classes: Sequence[int]) -> str:
+    history = group.runs[0].history
+    if history.class_names is not None:
+        return join_names([short_name(history.class_name(c)) for c in classes])
+    return f"{'class' if len(classes) == 1 else 'classes'} {join_names([str(c) for c in classes])}"
 
 
 def _main_phase(group: Group) -> str:
@@ -165,22 +184,22 @@ def _runner_up(ranked: list[Group]) -> list[str]:
     spread = float(np.nanmax([0.0, first.spread["forgetting"], second.spread["forgetting"]]))
     points = _in_points(second.mean["forgetting"])
     close = f"; the gap is within the spread over seeds ({_in_points(spread)})" if gap < spread else ""
-    seconds = [g.label for g in tied_with_first(ranked[1:], "forgetting")]
+    seconds = [g.title for g in tied_with_first(ranked[1:], "forgetting")]
     return [f"{list_names(seconds)} forget{'s' * (len(seconds) == 1)} second least ({points}){close}."]
 
 
-def _phase_details(ranked: list[Group]) -> list[str]:
+def _phases(ranked: list[Group]) -> list[str]:
     """Return how much a round loses in each phase, for the reference and for the group that forgets least."""
-    details = []
+    parts = []
     for group in {g.label: g for g in (reference(ranked), ranked[0])}.values():
         if (losses := group.loss_by_phase) is not None:
-            details.append(
-                f"In a round of {group.label}, a class loses {_in_points(losses['local'])} in local training "
-                f"and {_in_points(losses['aggregation'])} in aggregation, on average over clients."
-            )
-    observed = all(run.identity.observed for group in ranked for run in group.runs)
-    option = "local_every=1 of fedkeep.flower.forgetting" if observed else "eval_local_every=1"
-    return details or [f"The phase of a round in which classes are forgotten was not recorded: use {option}."]
+            local, aggregation = _in_points(losses["local"]), format_points(losses["aggregation"])
+            parts.append(f"{local} in local training and {aggregation} in aggregation with {group.title}")
+    if not parts:
+        observed = all(run.identity.observed for group in ranked for run in group.runs)
+        option = "local_every=1 of fedkeep.flower.forgetting" if observed else "eval_local_every=1"
+        return [f"The phase of a round in which classes are forgotten was not recorded: use {option}."]
+    return [f"In a round a class loses {', '.join(parts)}, mean over clients."]
 
 
 def _privacy(groups: list[Group]) -> list[str]:
@@ -190,7 +209,7 @@ def _privacy(groups: list[Group]) -> list[str]:
         epsilons = [run.history.epsilon for run in group.runs if run.history.epsilon is not None]
         if epsilons:
             delta = group.runs[0].history.about["train"]["dp_delta"]
-            spent[group.label] = f"{group.label}: epsilon {max(epsilons):.2f} at delta {delta:g}"
+            spent[group.label] = f"{group.title}: epsilon {max(epsilons):.2f} at delta {delta:g}"
     return [f"Differentially private for each client: {join_names(list(spent.values()))}."] if spent else []
 
 
@@ -198,7 +217,8 @@ def _warnings(groups: list[Group]) -> list[str]:
     warnings = _privacy(groups)
     if len(groups) > 1 and all(len(g.runs) == 1 for g in groups):
         warnings.append("One seed each: differences may be due to chance. Repeat with, say, --sweep seed=0,1,2.")
-    warnings += [*excluded(groups), *remarks(groups)]
+    title = attrgetter("title")
+    warnings += [*excluded(groups, title), *remarks(groups, title)]
     if differing := _differing_settings(groups):
         warnings.append(f"The runs differ not only in the method, but also in: {join_names(differing)}.")
     return warnings

@@ -139,7 +139,7 @@ def _shape(table: Any, axes: int) -> tuple[int, ...]:
         return tuple(table.shape)
     rows = table if axes == 2 else [table]
     lengths = {len(row) for row in rows}
-    if len(lengths) > 1 or not all(isinstance(n, int | float) for n in itertools.chain.from_iterable(rows)):
+    if len(lengths) > 1 or not set(map(type, itertools.chain.from_iterable(rows))) <= {int, float, bool}:
         raise ValueError("a table is ragged or holds something else than numbers")
     width = lengths.pop() if lengths else 0
     return (len(rows), width) if axes == 2 else (width,)

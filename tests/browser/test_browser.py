@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from support.synthetic import hostile_run, records, wave, write_pair, write_run
@@ -130,7 +132,7 @@ def test_recoverable_forgetting_is_shown_where_it_was_recorded(browser: Browser,
         )
     write([tmp_path / "runs"], tmp_path / "page.html")
     browser.open(tmp_path / "page.html")
-    assert len(browser.texts("#recoverable svg path")) == 8, "accuracy and forgetting, before and after, of two runs"
+    assert len(browser.texts("#recoverable .plot path")) == 8, "accuracy and forgetting, before and after, of two runs"
     assert len(browser.texts("#recoverable canvas")) == 2
     assert all("other half (6 examples)" in text for text in browser.texts("#recoverable figcaption:last-child"))
     assert "forgetting 40 points, 0 with the bias: 100% recoverable" in browser.texts("#recoverable h3")[0]
@@ -163,9 +165,11 @@ def test_personalised_accuracy_is_shown_where_it_was_recorded(browser: Browser, 
 
 def test_the_page_renders_without_errors_or_requests(browser: Browser, page: Path) -> None:
     browser.open(page)
-    assert browser.find("#headline").text.startswith("fedntd ")
-    assert len(browser.texts("#heat canvas")) == len(browser.texts("#anatomy canvas")) == 2
-    assert len(browser.texts("#curves svg path")) == 4  # two lines, two bands
+    assert browser.find("#headline").text.startswith("FedNTD ")
+    assert browser.find("#facts").text.startswith("digits, 3 classes · ")
+    assert len(browser.texts("#hero canvas")) == len(browser.texts("#anatomy canvas")) == 2
+    assert not browser.find("#heat").is_displayed(), "it would repeat the two maps on top"
+    assert len(browser.texts("#curves .plot path")) == 4  # two lines, two bands
     assert len(browser.texts("#drops svg circle")) == 2
     assert len(browser.texts("#split canvas")) == 1
     assert len(browser.texts("#summary tbody tr")) == 2
@@ -187,7 +191,7 @@ def test_a_problem_is_selected_from_the_list(browser: Browser, tmp_path: Path, w
     browser.find("#problems li:nth-child(2) button").click()
     assert len(browser.texts("#summary tbody tr")) == 2
     assert len(browser.texts("#summary td.best")) == 5
-    assert "6 rounds" in browser.find("#problem-title").text
+    assert "6 rounds" in browser.find("#problem").text
     assert browser("document.documentElement.scrollWidth <= innerWidth")
     assert browser.find("#headline").size["height"] < 140
     assert browser.errors() == []
@@ -197,11 +201,11 @@ def test_the_heat_map_shows_the_accuracies(browser: Browser, page: Path) -> None
     """Class 0 of FedAvg, seed 0, falls from 0.9 to 0.3 in the last round: its cell is darker than that of class 1."""
     browser.open(page)
     script = """(() => {
-        const canvas = document.querySelector('#heat canvas');
+        const canvas = document.querySelector('#hero figure:last-child canvas');
         const ratio = devicePixelRatio, pen = canvas.getContext('2d');
         const light = (x, y) => pen.getImageData(x * ratio, y * ratio, 1, 1).data.slice(0, 3).reduce((a, b) => a + b);
         const right = canvas.clientWidth - 60;
-        return [light(right, 8), light(right, 25)];
+        return [light(right, 13), light(right, 39)];
     })()"""
     lost, kept = browser(script)
     assert lost < kept
@@ -224,22 +228,32 @@ def test_the_slider_selects_the_round_of_every_method(browser: Browser, page: Pa
 
 def test_a_selected_seed_is_shown_in_every_section(browser: Browser, page: Path) -> None:
     browser.open(page)
-    before = browser.texts("#heat h3")
-    browser.find("#heat select").send_keys("1")
-    assert browser("[...document.querySelectorAll('label.seeds select')].map(s => s.value)") == ["1"] * 4
+    before = browser.texts("#hero h3")
+    assert "Seed 0 is shown" in browser.find(".about-hero").text
+    browser.find("#hero select").send_keys("1")
+    assert browser("[...document.querySelectorAll('label.seeds select')].map(s => s.value)") == ["1"] * 5
     assert browser.texts("#split h3") == ["digits: shards (s 2, seed 1)"]
-    assert browser.texts("#heat h3") != before
+    assert browser.texts("#hero h3") != before
+    assert browser.errors() == []
+
+
+def test_heat_maps_of_the_mean_agree_with_the_bars(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.find("#hero select").send_keys("mean of 2")
+    assert "Mean of 2 seeds" in browser.find(".about-hero").text
+    finals = [bar.split("±")[0] for bar in browser.texts("#glance .measure span")[1::2]]
+    assert [title.split("ends at ")[1].rstrip("%") for title in browser.texts("#hero h3")] == finals
     assert browser.errors() == []
 
 
 def test_the_table_can_be_sorted_by_any_column(browser: Browser, page: Path) -> None:
     browser.open(page)
     names = lambda: browser.texts("#summary tbody td:first-child")  # noqa: E731
-    assert names() == ["fedntd", "fedavg"]  # by forgetting, least first
+    assert names() == ["FedNTD", "FedAvg"]  # by forgetting, least first
     for key, sorts in [
-        ("label", ["fedavg", "fedntd"]),
-        ("final", ["fedntd", "fedavg"]),
-        ("final", ["fedavg", "fedntd"]),
+        ("label", ["FedAvg", "FedNTD"]),
+        ("final", ["FedNTD", "FedAvg"]),
+        ("final", ["FedAvg", "FedNTD"]),
     ]:
         browser.find(f'#summary [data-key="{key}"]').click()
         assert names() == sorts
@@ -284,17 +298,17 @@ def test_the_table_is_copied_in_three_formats(browser: Browser, page: Path) -> N
     browser.cdp("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     markdown = clipboard(browser, "markdown").splitlines()
     assert markdown[0].startswith("| method | final % |")
-    assert markdown[2].startswith("| fedntd | **80.8±3.5** |")
+    assert markdown[2].startswith("| FedNTD | **80.8±3.5** |")
     [head, first, _] = csv.reader(io.StringIO(clipboard(browser, "csv")))
     row = dict(zip(head, first, strict=True))
     assert (row["label"], float(row["final"]), float(row["final_std"]), row["runs"]) == (
-        "fedntd",
+        "FedNTD",
         0.80833333,
         0.035355339,
         "2",
     )
     latex = clipboard(browser, "latex")
-    assert "fedntd & $\\mathbf{80.8 \\pm 3.5}$ &" in latex
+    assert "FedNTD & $\\mathbf{80.8 \\pm 3.5}$ &" in latex
     assert "final \\% &" in latex
 
 
@@ -320,30 +334,148 @@ def test_the_page_can_be_used_with_the_keyboard(browser: Browser, page: Path) ->
         reached.append(here[0])
     for stop in ("theme", "round", "worst", "CANVAS", "svg", "SELECT", "BUTTON", "SUMMARY"):
         assert stop in reached
-    browser("document.querySelector('#heat canvas').focus()")
+    browser("document.querySelector('#hero canvas').focus()")
     browser.press("\ue014")  # right: to the second round
     assert browser.find("#tooltip").text.startswith("round 2, class 0:")
     browser.press("\ue015")  # down: to the second class
     assert browser.find("#tooltip").text.startswith("round 2, class 1:")
     browser.press("\ue00c")  # Escape
     assert not browser.find("#tooltip").is_displayed()
-    browser("document.querySelector('#curves svg').focus()")
+    browser("document.querySelector('#curves .plot svg').focus()")
     browser.press("\ue014")
     assert browser.find("#tooltip").text.splitlines()[0] == "round 2"
     assert browser.errors() == []
 
 
-def test_a_method_can_be_hidden(browser: Browser, page: Path) -> None:
+def test_a_method_can_be_hidden_on_the_whole_page(browser: Browser, page: Path) -> None:
     browser.open(page)
-    first, second = browser.driver.find_elements("css selector", ".legend button")
-    first.send_keys("\ue007")  # Enter
-    assert first.get_attribute("aria-pressed") == "false"
-    assert len(browser.texts("#curves svg path")) == 2
-    second.click()
-    assert browser.texts("#curves svg") == []
-    assert browser.find("#curves .body").text != ""
-    first.click()
-    assert len(browser.texts("#curves svg path")) == 2
+    chip = lambda number: browser.find(f"#filter .chip:nth-child({number})")  # noqa: E731
+    chip(2).send_keys("\ue007")  # Enter: hide FedAvg
+    assert chip(2).get_attribute("aria-pressed") == "false"
+    assert len(browser.texts("#curves .plot path")) == 2
+    assert len(browser.texts("#hero canvas")) == len(browser.texts("#summary tbody tr")) == 1
+    assert "FedAvg" in browser.find("#summary .hidden-note").text
+    chip(1).click()
+    assert len(browser.texts("#summary tbody tr")) == 1, "the last one stays"
+    browser.find("#filter .plain").click()
+    assert len(browser.texts("#summary tbody tr")) == 2
+    assert browser.errors() == []
+
+
+@pytest.fixture(scope="module")
+def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a page of nine groups; FedAvg is the seventh by rank."""
+    folder = tmp_path_factory.mktemp("nine")
+    for i in range(9):
+        about = {"method": "fedavg"} if i == 6 else {"method": "fedprox", "hyper": {"mu": i / 10}}
+        write_run(folder / "runs" / f"{i}", records(wave(0, rounds=30, depth=0.1 + i / 20)), **about)
+    write([folder / "runs"], folder / "page.html")
+    return folder / "page.html"
+
+
+def test_of_many_methods_the_first_three_and_the_reference_are_shown(browser: Browser, nine: Path) -> None:
+    browser.open(nine)
+    shown = browser.texts("#summary tbody td:first-child")
+    assert len(shown) == 4
+    assert shown[3] == "FedAvg"
+    assert browser.texts("#glance .name") == [title.split(" · ")[0] for title in browser.texts("#heat h3")] == shown
+    browser.find("#filter .plain").click()
+    assert len(browser.texts("#summary tbody tr")) == len(browser.texts("#heat canvas")) == 9
+    bars = "[...document.querySelectorAll('#glance .track i')].map(i => getComputedStyle(i).backgroundColor)"
+    assert len(browser(bars)) == 18
+    assert len(set(browser(bars))) == 9, "no colour is used twice"
+    browser.find("#filter .plain").click()
+    assert browser.texts("#summary tbody td:first-child") == shown
+    assert browser.errors() == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_ticks_are_whole_rounds_with_the_last_and_do_not_touch(browser: Browser, nine: Path, width: int) -> None:
+    browser.open(nine, width)
+    boxes = browser(
+        "[...document.querySelectorAll('#curves .plot text')].map(t => [t.textContent, t.getBoundingClientRect()])"
+        ".filter(([text]) => /^[0-9]+$/.test(text)).map(([text, box]) => [+text, box.left, box.right])"
+    )
+    assert (boxes[0][0], boxes[-1][0]) == (1, 30)
+    assert all(one[2] + 3 < other[1] for one, other in itertools.pairwise(boxes))
+    points = [float(text) for text in browser.texts("#drops svg text[text-anchor=middle]")[:-1]]
+    assert len({round(b - a, 6) for a, b in itertools.pairwise(points)}) == 1, "equal distances, none rounded"
+
+
+def test_sections_are_saved_as_svg_and_png(browser: Browser, page: Path) -> None:
+    """What the buttons would download is caught on its way."""
+    browser.open(page)
+    browser("void (window.download = async (blob, name) => { window.saved = [name, blob.type, await blob.text()] })")
+    for section in ("hero", "glance", "curves", "anatomy", "drops", "split", "summary", "about"):
+        browser("void (window.saved = null)")
+        browser("void document.querySelector(arguments[0]).click()", f"#{section} [data-save=svg]")
+        name, kind, text = browser.wait(lambda: browser("window.saved"))
+        assert (name, kind) == (f"fedkeep-{section}.svg", "image/svg+xml")
+        root = ElementTree.fromstring(text)
+        assert "4 clients" in " ".join(root.itertext()), "it says what it is about"
+        assert "var(" not in text, "it needs no style sheet"
+        assert len(list(root.iter())) > 12
+    browser("void (window.saved = null)")
+    browser("void document.querySelector('#curves [data-save=png]').click()")
+    name, kind, _ = browser.wait(lambda: browser("window.saved"))
+    assert (name, kind) == ("fedkeep-curves.png", "image/png")
+    assert browser.errors() == []
+
+
+def test_the_card_has_the_result_and_the_figures(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.cdp("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    browser.find("[data-share=text]").click()
+    browser.wait(lambda: browser.find("#shared").text)
+    lines = clipboard_text(browser).splitlines()
+    assert lines[0] == browser.find("#headline").text
+    assert lines[1] == browser.find("#facts").text
+    assert lines[2].startswith("FedNTD: forgets ")
+    assert lines[2].endswith(", ends at 80.8±3.5%")
+    browser("void (document.querySelector('#shared').textContent = '')")
+    browser.find("[data-share=copy]").click()
+    browser.wait(lambda: browser.find("#shared").text)
+    read = "navigator.clipboard.read().then(items => arguments[0](items[0].types), e => arguments[0](String(e)))"
+    assert browser.driver.execute_async_script(read) == ["image/png"]
+    card = browser("cardPicture(data, state).textContent")
+    assert all(part in card for part in (lines[0], lines[1], "80.8±3.5%"))
+    assert browser("document.querySelectorAll('.card').length") == 0
+    assert browser.errors() == []
+
+
+def test_printing_keeps_headings_and_legends_and_unfolds(browser: Browser, page: Path) -> None:
+    browser.open(page, scheme="dark")
+    browser("void dispatchEvent(new Event('beforeprint'))")
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.find("#summary thead button").is_displayed()
+        assert "FedNTD 80.8%" in browser.find("#curves .lines").text
+        assert browser("[...document.querySelectorAll('details')].every(d => d.open)")
+        assert browser("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert browser("document.querySelector('#summary table').scrollWidth") <= 720, "the width of a sheet of paper"
+        assert not browser.find("#filter").is_displayed()
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", media="")
+    browser("void dispatchEvent(new Event('afterprint'))")
+    assert browser("[...document.querySelectorAll('details')].some(d => !d.open)")
+    assert browser("document.documentElement.dataset.theme") is None
+    assert browser.errors() == []
+
+
+def test_classes_and_clients_have_their_names(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", records(wave(0), np_local(4)))
+    table = {"clients": 2, "ids": [0, 1], "counts": [[3, 0, 1], [0, 3, 1]]}
+    names = {"class_names": ["<b>benign</b>", "x" * 90, "other"], "client_names": ["Aachen", "Bonn"]}
+    (run / "split.json").write_text(json.dumps({**table, **names}))
+    write([tmp_path], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    browser("document.querySelector('#hero canvas').focus()")
+    browser.press("\ue014")  # right
+    assert browser.find("#tooltip").text.startswith("round 2, <b>benign</b>:")
+    browser("document.querySelector('#anatomy canvas').focus()")
+    browser.press("\ue015")  # down: the first client
+    assert browser.find("#tooltip").text.startswith("Aachen, <b>benign</b>:")
+    assert browser("document.querySelectorAll('main b:not(section > p b)').length") == 0
     assert browser.errors() == []
 
 
@@ -359,7 +491,7 @@ def test_a_phone_needs_no_horizontal_scrolling(browser: Browser, page: Path, tmp
 def test_the_plots_are_drawn_again_when_the_window_changes(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.cdp("Emulation.setDeviceMetricsOverride", width=700, height=900, deviceScaleFactor=2, mobile=False)
-    shown = "(c => c.width / devicePixelRatio - c.clientWidth)(document.querySelector('#heat canvas'))"
+    shown = "(c => c.width / devicePixelRatio - c.clientWidth)(document.querySelector('#hero canvas'))"
     browser.wait(lambda: abs(browser(shown)) < 1)
     assert browser("document.documentElement.scrollWidth") <= 700
 
@@ -368,19 +500,20 @@ def test_markup_in_names_is_shown_as_text(browser: Browser, tmp_path: Path) -> N
     write([hostile_run(tmp_path)], tmp_path / "page.html")
     browser.open(tmp_path / "page.html")
     assert browser("window.evil") is None
-    assert "<script>window.evil=1</" in browser.find("#headline").text
+    assert "<script>window.evil=1<" in browser.find("#headline").text
     assert browser("document.querySelectorAll('img').length") == 0
     assert browser.errors() == []
 
 
 def test_runs_with_few_records(browser: Browser, tmp_path: Path) -> None:
-    """One run, one evaluated round, no local models, no split: the sections say so instead of showing plots."""
+    """One run, one evaluated round, no local models, no split: what was not recorded has no section."""
     write([write_run(tmp_path / "run", records(wave(0, rounds=1)))], tmp_path / "page.html")
     browser.open(tmp_path / "page.html")
     assert "fedavg" not in browser.find("#headline").text
-    assert "eval_local_every" in browser.find("#anatomy .body").text
-    assert browser.texts("#split canvas") == browser.texts("#anatomy canvas") == []
-    assert browser.find(".about-split").text != ""
+    for section in ("anatomy", "split", "drops", "recoverable", "personal"):
+        assert not browser.find(f"#{section}").is_displayed()
+        assert not browser.find(f'nav a[href="#{section}"]').is_displayed()
+    assert not browser.find("#filter").is_displayed()
     assert browser.errors() == []
 
 
@@ -393,6 +526,7 @@ def test_many_classes_clients_and_methods(browser: Browser, tmp_path: Path) -> N
         write_run(tmp_path / f"run{i}", records(accuracy, local), train={"rounds": 30, "lr": 0.1 * i})
     write([tmp_path], tmp_path / "page.html")
     browser.open(tmp_path / "page.html")
+    browser.find("#filter .plain").click()
     assert len(browser.texts("#heat canvas")) == 9
     assert " 10 " in browser.texts("#anatomy figcaption")[0], "40 of the 50 clients are shown"
     assert browser.errors() == []
@@ -411,7 +545,7 @@ def test_a_watched_run_is_updated_without_reloading(browser: Browser, tmp_path: 
                 "".join(json.dumps(line) + "\n" for line in lines[: t + 1]) + '{"round": '
             )
             browser.wait(lambda t=t: f"{t} of 6" in browser.find("#live").text)
-            assert browser.find("#headline").text.startswith("fedavg ")
+            assert browser.find("#headline").text.startswith("FedAvg ")
             assert browser(f"document.querySelector('#round').max == {t - 1}")
         assert browser("window.mark") == 1  # the same page
         assert browser.errors() == []

@@ -19,8 +19,8 @@ from support.synthetic import records, wave, write_run
 
 from fedkeep.analysis import compare, significance
 from fedkeep.analysis.compare import comparison_as_data, comparison_as_markdown
-from fedkeep.analysis.groups import Group, Run, rounds_to
-from fedkeep.analysis.sentences import sentences
+from fedkeep.analysis.groups import Group, Run, bytes_to, rounds_to
+from fedkeep.analysis.sentences import bytes_sentence, sentences
 from fedkeep.cli import tables
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History
@@ -225,7 +225,7 @@ def test_runs_that_are_not_finished_form_groups_of_their_own(tmp_path: Path):
 
 def test_the_comparison_as_data():
     data = comparison_as_data([group("a", [0.5, 0.6]), group("b", [0.8, 0.8])])
-    assert set(data) == {"groups", "ranks", "against", "tests", "personal"}
+    assert set(data) == {"groups", "ranks", "against", "target", "tests", "personal"}
     assert data["personal"] == [], "not recorded"
     row = data["groups"][0]
     named = {
@@ -240,6 +240,7 @@ def test_the_comparison_as_data():
         "learned",
         "notes",
         "runs",
+        "bytes_to",
     }
     assert set(row) == named
     assert (row["label"], row["setting"], row["seeds"], row["last_round"]) == (
@@ -274,6 +275,23 @@ def test_rounds_to_fractions_of_a_target():
     g = Group("a", {}, [run(0, [0.2, 0.4, 0.8]), run(1, [0.2, 0.3, 0.3])])
     assert rounds_to(g, 0.8) == {0.5: [1, 1], 0.75: [1, 1], 0.95: [3, None]}
     assert comparison_as_data([g, group("b", [0.1])], target=0.8)["groups"][0]["rounds_to"]["0.95"] == [3, None]
+
+
+def test_bytes_to_a_target_accuracy():
+    """A round sends 1 MB. Both classes together reach 0.7 in rounds 2 and 3, or never."""
+    g = Group("a", {}, [run(0, [0.2, 0.4, 0.8]), run(1, [0.2, 0.3, 0.4]), run(2, [0.2, 0.3, 0.3])])
+    assert bytes_to(g, 0.7) == [2e6, 3e6, None]
+    sentence = bytes_sentence([g, Group("b", {}, [run(0, [0.1, 0.1])])], 0.7)
+    assert "a 3 (2 of 3), not reached by most runs of b" in sentence
+
+
+def test_the_default_target_is_the_final_accuracy_of_fedavg():
+    groups = [group("fedavg", [0.5, 0.6]), group("b", [0.8, 0.8])]
+    data = comparison_as_data(groups)
+    assert data["target"] == pytest.approx(0.775)
+    assert [row["bytes_to"] for row in data["groups"]] == [[1e6, 1e6], [1e6, 1e6]]
+    assert comparison_as_data(groups, target=0.97)["groups"][1]["bytes_to"] == [None, None]
+    assert comparison_as_data(groups[:1])["target"] is None, "nothing to compare"
 
 
 # The table
@@ -398,4 +416,4 @@ def test_markdown_escapes_what_would_break_the_table():
     text = comparison_as_markdown([group("a|b\\|<img>", [0.5]), group("c", [0.6])])
     row = text.splitlines()[2]
     assert row.startswith("| a\\|b\\\\\\|&lt;img>")
-    assert row.replace("\\\\", "").replace("\\|", "").count("|") == 9
+    assert row.replace("\\\\", "").replace("\\|", "").count("|") == 10

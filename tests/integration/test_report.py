@@ -20,6 +20,7 @@ from support.synthetic import HOSTILE, experiment, hostile_run, records, wave, w
 import fedkeep as fk
 from fedkeep._util.text import printable
 from fedkeep.analysis.anatomy import anatomies, loss_by_class, loss_by_phase
+from fedkeep.analysis.compare import differences
 from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.experiments.build import load_data_and_clients
@@ -87,13 +88,58 @@ def test_a_round_without_an_evaluation_before_it_has_no_anatomy() -> None:
 
 def test_the_verdict_names_the_method_that_forgets_least_and_what_the_reference_forgets() -> None:
     result = verdict([with_accuracies("fedavg", LOSES, LOSES), with_accuracies("fedntd", KEEPS, MIDDLING)])
-    assert result.headline.startswith("fedntd ")
-    for part in ("10 points", "(fedavg: 40;", "2 of 2 seeds", "(70.0±14.1%)"):
-        assert part in result.headline
-    assert len(result.headline) < 200
+    assert result.headline == "FedNTD forgets 10 points, FedAvg 40"
     details = " ".join(result.details)
-    for part in ("fedavg ", "class 0 ", "eval_local_every=1"):
+    for part in ("2 of 2 seeds", "70.0±14.1%", "FedAvg ", "class 0 ", "eval_local_every=1"):
         assert part in details
+
+
+def test_the_headline_is_one_clause() -> None:
+    """`KEEPS`, `MIDDLING` and `LOSES` forget 0, 20 and 40 points."""
+    cases = {
+        "FedNTD forgets nothing, FedAvg 40 points": [("fedavg", LOSES), ("fedntd", KEEPS)],
+        "FedNTD and MOON forget 20 points, FedAvg 40": [("fedavg", LOSES), ("fedntd", MIDDLING), ("moon", MIDDLING)],
+        "SCAFFOLD ends at 60.0% and forgets 20 points": [("scaffold", MIDDLING)],
+        "Both forget 20 points": [("fedavg", MIDDLING), ("scaffold", MIDDLING)],
+    }
+    for headline, groups in cases.items():
+        assert verdict([with_accuracies(name, accuracy) for name, accuracy in groups]).headline == headline
+
+
+def test_equal_roundings_have_another_digit_in_the_headline() -> None:
+    """Six seeds forget 20 points, or five of them 20 and one 22.5: 20.4 on average."""
+    more = [START, [0.8, 0.8], [0.35, 0.8]]
+    groups = [with_accuracies("fedavg", *[MIDDLING] * 5, more), with_accuracies("fedntd", *[MIDDLING] * 6)]
+    headline = verdict(groups).headline
+    assert headline == "FedNTD forgets 20.0 points, FedAvg 20.4"
+
+
+def test_the_verdict_has_the_p_value_of_the_difference() -> None:
+    """Three seeds; the differences in forgetting are 0.2, 0.2 and 0.4."""
+    groups = [with_accuracies("fedavg", LOSES, LOSES, LOSES), with_accuracies("fedntd", MIDDLING, MIDDLING, KEEPS)]
+    tests = differences(groups, "forgetting")
+    [line] = [line for line in verdict(groups, tests).details if "p = " in line]
+    assert f"p = {tests[0].p_corrected:.2g}" in line
+    assert "not statistically significant" in line
+
+
+def test_methods_are_called_as_in_their_papers() -> None:
+    titles = {name: cls.title for name, cls in fk.methods.REGISTRY.items()}
+    assert len(set(titles.values())) == len(titles)
+    assert (titles["scaffold"], titles["gcfed"], titles["fedntd"]) == ("SCAFFOLD", "GC-Fed", "FedNTD")
+    chosen = Group("fedavg", {"method": {"name": "fedavg"}, "label": "fedavg"}, [Run(history(KEEPS))])
+    assert chosen.title == "fedavg", "a label that the user gave stays"
+
+
+def test_classes_have_their_names() -> None:
+    run = history(LOSES)
+    run.class_names = ("benign", "a <b>\x1b[31m" + "x" * 80)
+    [line] = [line for line in verdict([group("fedavg", run)]).details if "most" in line]
+    assert "benign" in line
+    [data] = page_data(one_problem(group("fedavg", run)))["problems"]
+    assert data["class_names"][0] == "benign"
+    assert data["class_names"][1].startswith("a <b>\\x1b[31mxx")
+    assert len(data["class_names"][1]) == 40
 
 
 @pytest.mark.parametrize(
@@ -112,7 +158,6 @@ def test_the_verdict_names_the_phase_that_loses_most(last_client: float, phase: 
 
 def test_the_verdict_warns_about_a_single_seed() -> None:
     result = verdict([with_accuracies("fedavg", LOSES), with_accuracies("fedntd", KEEPS)])
-    assert "1 common seed" in result.headline
     assert any("--sweep seed=0,1,2" in line for line in result.details)
     several = verdict([with_accuracies("fedavg", LOSES, LOSES), with_accuracies("fedntd", KEEPS, KEEPS)])
     assert not any("--sweep" in line for line in several.details)
@@ -120,13 +165,13 @@ def test_the_verdict_warns_about_a_single_seed() -> None:
 
 def test_the_verdict_counts_the_seeds_with_less_forgetting() -> None:
     result = verdict([with_accuracies("fedavg", LOSES, KEEPS), with_accuracies("fedntd", KEEPS, MIDDLING)])
-    assert "1 of 2 seeds" in result.headline
+    assert "1 of 2 seeds" in result.details[0]
 
 
 def test_the_verdict_names_the_most_accurate_method_if_it_is_another_one() -> None:
     low = [START, [0.55, 0.55], [0.55, 0.55]]
     result = verdict([with_accuracies("fedavg", MIDDLING), with_accuracies("frozen", low)])
-    assert re.search(r"fedavg [^;]*\(60\.0%, [^;]*55\.0%\)", result.headline)
+    assert any(re.search(r"FedAvg .* 60\.0%, frozen 55\.0%", line) for line in result.details)
 
 
 def test_a_runner_up_within_the_spread_is_marked() -> None:
@@ -136,13 +181,14 @@ def test_a_runner_up_within_the_spread_is_marked() -> None:
         with_accuracies("a", KEEPS, MIDDLING),
         with_accuracies("b", KEEPS, LOSES),
     ]
-    runner_up = verdict(groups).details[0]
+    [runner_up] = [line for line in verdict(groups).details if "second" in line]
     for part in ("b ", "(20 points)", "(28 points)"):
         assert part in runner_up
 
 
 def test_if_fedavg_forgets_least_it_is_compared_with_the_worst() -> None:
-    assert "(fedntd: 40;" in verdict([with_accuracies("fedavg", KEEPS), with_accuracies("fedntd", LOSES)]).headline
+    result = verdict([with_accuracies("fedavg", KEEPS), with_accuracies("fedntd", LOSES)])
+    assert result.headline == "FedAvg forgets nothing, FedNTD 40 points"
 
 
 @pytest.mark.parametrize("status", ["unfinished", "diverged"])
@@ -151,7 +197,7 @@ def test_a_group_that_is_not_finished_is_named_and_left_out_of_the_verdict(statu
     finished = [with_accuracies("fedavg", LOSES, LOSES), with_accuracies("fedntd", MIDDLING, MIDDLING)]
     result = verdict([*finished, with_accuracies("late", KEEPS, KEEPS, status=status)])
     assert result.headline == verdict(finished).headline
-    assert result.headline.startswith("fedntd ")
+    assert result.headline.startswith("FedNTD ")
     assert any(line.endswith(": late.") for line in result.details)
     alone = verdict([with_accuracies("late (unfinished at round 2)", KEEPS, status=status)])
     assert alone.headline.startswith("late (unfinished at round 2) ")
@@ -172,7 +218,7 @@ def test_equal_groups_have_no_winner() -> None:
     assert "3 groups" in headline
     assert "fedprox" not in headline
     two = verdict([*equal[1:], with_accuracies("fedavg", [START, [0.8, 0.8], [0.0, 0.0]])]).headline
-    assert "fedprox and fedntd " in two
+    assert "FedProx and FedNTD " in two
 
 
 def test_where_no_model_learned_the_verdict_says_so() -> None:
@@ -182,7 +228,7 @@ def test_where_no_model_learned_the_verdict_says_so() -> None:
     assert "fedavg" not in result.headline
     some = verdict([with_accuracies("fedavg", flat), with_accuracies("fedntd", LOSES), with_accuracies("m", KEEPS)])
     assert some.headline.startswith("m forgets")
-    assert any(line.endswith(": fedavg.") for line in some.details)
+    assert any(line.endswith(": FedAvg.") for line in some.details)
 
 
 def test_a_method_that_ends_at_its_best_has_forgotten_nothing() -> None:
@@ -209,8 +255,10 @@ def test_the_data_of_a_page(pair: Path) -> None:
     page = page_data(read_runs([pair]))
     [data] = page["problems"]
     assert page["verdict"]["headline"] == data["verdict"]["headline"]
-    assert [g["label"] for g in data["groups"]] == ["fedavg", "fedntd"]
-    fedavg = data["groups"][0]
+    assert [(g["label"], g["title"]) for g in data["groups"]] == [("fedntd", "FedNTD"), ("fedavg", "FedAvg")], "by rank"
+    assert data["facts"][:3] == ["digits, 3 classes", "shards (s 2)", "4 clients"]
+    assert data["facts"][-3:] == ["6 rounds", "mlp", "2 seeds"]
+    fedavg = data["groups"][data["reference"]]
     run = fedavg["runs"][0]
     assert (run["seed"], run["folder"], run["reached"], run["planned"]) == (0, "fedavg-0", 6, 6)
     exact = fk.load_run(pair / "fedavg-0").class_accuracy
@@ -225,6 +273,49 @@ def test_the_data_of_a_page(pair: Path) -> None:
     assert data["shared"]["data.source"] == "digits"
     assert "method.name" not in data["shared"]
     json.dumps(page, allow_nan=False)
+
+
+def test_heat_maps_have_the_mean_over_seeds_and_a_typical_seed(pair: Path) -> None:
+    [data] = page_data(read_runs([pair]))["problems"]
+    one = data["groups"][0]
+    mean = np.mean([fk.load_run(pair / f"fedntd-{s}").class_accuracy for s in (0, 1)], axis=0)
+    coded = np.frombuffer(base64.b64decode(one["mean_map"]["class_accuracy"]), dtype=np.uint8).reshape(6, 3)
+    np.testing.assert_allclose(coded / 200, mean, atol=0.0026)
+    accuracies = [LOSES, KEEPS, MIDDLING]  # forgetting 0.4, 0 and 0.2: the third is the mean
+    [data] = page_data(one_problem(with_accuracies("fedavg", *accuracies)))["problems"]
+    assert data["seed"] == 2
+
+
+def test_the_table_has_p_values_bytes_to_the_reference_and_measures_of_all_groups() -> None:
+    groups = [with_accuracies("fedavg", LOSES, MIDDLING, LOSES), with_accuracies("fedntd", MIDDLING, KEEPS, KEEPS)]
+    for g in groups:
+        g.mean["macro_f1"], g.spread["macro_f1"] = 0.5, 0.1
+    groups[0].mean["only_here"] = 1.0
+    [data] = page_data(one_problem(*groups))["problems"]
+    columns = {column["key"]: column for column in data["columns"]}
+    assert "only_here" not in columns
+    assert [cell["text"] for cell in columns["macro_f1"]["cells"]] == ["0.500±0.100"] * 2
+    assert columns["macro_f1"]["head"] == "macro f1"
+    p = {t.measure: t.p_corrected for m in ("final", "forgetting") for t in differences(groups, m)}
+    assert [cell["value"] for cell in columns["p_final"]["cells"]] == [p["final"], None]
+    assert [cell["value"] for cell in columns["p_forgetting"]["cells"]] == [p["forgetting"], None]
+    assert columns["bytes_to"]["head"] == "MB to 46.7%"
+    assert [cell["value"] for cell in columns["bytes_to"]["cells"]] == [2000, 2000]
+    assert [cell["best"] for cell in columns["final"]["cells"]] == [True, False]
+    [data] = page_data(one_problem(*groups), target=0.9)["problems"]
+    assert data["columns"][-2]["head"] == "MB to 90.0%"
+    assert [cell["text"] for cell in data["columns"][-2]["cells"]] == ["\N{EN DASH}"] * 2
+
+
+def test_clients_have_their_names_and_splits_their_heterogeneity(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", records(wave(0)))
+    table = {"clients": 2, "ids": [0, 1], "counts": [[3, 0, 0], [0, 3, 0]], "client_names": ["Aachen", "B" * 90]}
+    (path / "split.json").write_text(json.dumps(table))
+    [split] = page_data(read_runs([path]))["problems"][0]["splits"]
+    assert split["names"][0] == "Aachen"
+    assert len(split["names"][1]) == 40
+    assert split["summary"].startswith("2 clients with 3 examples each and 1 class each;")
+    assert split["heterogeneity"]["effective_classes"] == pytest.approx(1)
 
 
 def test_methods_on_one_seed_share_their_split(pair: Path) -> None:
@@ -254,7 +345,7 @@ def test_problems_have_their_own_part_of_the_page(tmp_path: Path) -> None:
             write_run(tmp_path / f"{method}-{rounds}", records(wave(0, rounds=rounds, depth=depth)), method=method)
     data = write([tmp_path], tmp_path / "page.html")
     assert [p["title"].split(", ")[-1] for p in data["problems"]] == ["4 rounds", "6 rounds"]
-    assert [p["verdict"]["headline"].split()[0] for p in data["problems"]] == ["fedntd", "fedavg"]
+    assert [p["verdict"]["headline"].split()[0] for p in data["problems"]] == ["FedNTD", "FedAvg"]
     assert "2 " in data["verdict"]["headline"]
     assert "fedavg" not in data["verdict"]["headline"]
     listed = (tmp_path / "page.html").read_text().split('<ol id="problems">')[1].split("</ol>")[0]
@@ -359,7 +450,9 @@ def test_the_page_makes_no_request(pair: Path) -> None:
 
 def test_the_verdict_can_be_read_without_javascript(pair: Path) -> None:
     page = render(page_data(read_runs([pair])))
-    assert '<h1 id="headline">fedntd ' in page
+    assert '<h1 id="headline">FedNTD ' in page
+    assert '<p id="facts">digits, 3 classes · ' in page
+    assert re.search("<title>FedNTD forgets [^<]* · digits, [^<]*4 clients, [^<]*6 rounds · fedkeep</title>", page)
     assert "<noscript>" in page
 
 

@@ -60,7 +60,7 @@ def test_the_page_and_its_data_are_served_on_loopback_only(request_page: Client)
     assert request_page.server.server_address[0] == "127.0.0.1"
     status, headers, body = request_page("/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    assert b'<h1 id="headline">fedntd ' in body
+    assert b'<h1 id="headline">FedNTD ' in body
     status, headers, body = request_page("/data.json")
     assert json.loads(body)["live"]
     assert request_page("/data.json", If_None_Match=headers["ETag"])[0] == 304
@@ -115,7 +115,7 @@ def test_a_damaged_run_is_left_out_and_every_request_is_answered(
     client = Client([tmp_path])
     try:
         data = json.loads(client("/data.json")[2])
-        assert [g["label"] for p in data["problems"] for g in p["groups"]] == ["fedavg", "fedntd"]
+        assert [g["label"] for p in data["problems"] for g in p["groups"]] == ["fedntd", "fedavg"]
         assert data["left_out"][0]["run"] == str(bad)
         monkeypatch.setattr("fedkeep.reports.watch.read_runs", lambda runs: 1 / 0)
         monkeypatch.setattr("fedkeep.reports.watch.PAUSE_FACTOR", 0)

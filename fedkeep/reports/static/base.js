@@ -12,7 +12,7 @@ function createNode(namespace, tag, attributes, children) {
     else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.filter((child) => child !== null));
+  node.append(...children.flat().filter((child) => child !== null));
   return node;
 }
 const el = (tag, attributes = {}, ...children) => createNode(null, tag, attributes, children);
@@ -47,27 +47,36 @@ function parseColour(hex) {
   return [0, 2, 4].map((at) => parseInt(full.slice(at, at + 2), 16));
 }
 
-// Methods: seven colours that the colour-blind can distinguish (after Okabe and Ito), then the same colours, dashed.
+// Colours of methods: twenty that differ, the first seven also for the colour-blind (after Okabe and Ito), then ones
+// around the colour circle. A method has a colour of its own while it is shown; lines also differ in their dashes.
+const COLOURS = 20;
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
-const colourOf = (index) => `var(--c${index % 7})`;
-const dashOf = (index) => DASHES[Math.floor(index / 7) % DASHES.length];
-const BORDERS = ["solid", "dashed", "dotted", "double"];
-const swatch = (index) =>
-  el("span", {
-    class: "swatch",
-    "aria-hidden": "true",
-    style: { borderTopColor: colourOf(index), borderTopStyle: BORDERS[Math.floor(index / 7) % BORDERS.length] },
-  });
+const colourOf = (slot) => (slot < COLOURS ? `var(--c${slot})` : `hsl(${((slot * 137.5) % 360).toFixed(1)} 60% 50%)`);
+const dashOf = (slot) => DASHES[Math.floor(slot / 7) % DASHES.length];
+const swatch = (slot) =>
+  svg("svg", { class: "swatch", width: 22, height: 10, viewBox: "0 0 22 10", "aria-hidden": "true" },
+    svg("line", { x1: 1, x2: 21, y1: 5, y2: 5, stroke: colourOf(slot), "stroke-width": 4, "stroke-dasharray": dashOf(slot) }));
 
 const isMissing = (value) => value === null || value === undefined || Number.isNaN(value);
-const formatPercent = (value, digits = 0) => (isMissing(value) ? "–" : `${(value * 100).toFixed(digits)}%`);
+
+// A number with some decimals, rounded as Python does (half to even), so that the same number reads the same everywhere.
+function toFixed(value, digits) {
+  const [whole, fraction] = value.toFixed(digits + 40 > 100 ? 100 : digits + 40).split(".");
+  const isTie = /^50*$/.test(fraction.slice(digits));
+  const last = (whole + fraction.slice(0, digits)).at(-1);
+  if (!isTie || last % 2) return value.toFixed(digits);
+  return digits ? `${whole}.${fraction.slice(0, digits)}` : whole;
+}
+const formatPercent = (value, digits = 0) => (isMissing(value) ? "–" : `${toFixed(value * 100, digits)}%`);
 const formatPoints = (value) => {
   if (isMissing(value)) return "–";
   const small = Math.abs(value) >= 0.0005 && Math.abs(value) < 0.0095;
-  return (value * 100).toFixed(small ? 1 : 0);
+  return toFixed(value * 100, small ? 1 : 0);
 };
+const inPoints = (value) => `${formatPoints(value)} ${formatPoints(value) === "1" ? "point" : "points"}`;
 const formatMean = (mean, deviation, digits) =>
-  isMissing(mean) ? "–" : mean.toFixed(digits) + (isMissing(deviation) ? "" : `±${deviation.toFixed(digits)}`);
+  isMissing(mean) ? "–" : toFixed(mean, digits) + (isMissing(deviation) ? "" : `±${toFixed(deviation, digits)}`);
+const className = (data, c) => (data.class_names ? data.class_names[c] : `class ${c}`);
 
 const tooltip = {
   show(x, y, text) {

@@ -2,24 +2,32 @@
 
 let page = JSON.parse($("#data").textContent);
 let data = page.problems[0]; // the problem that is shown
-const state = { problem: null, seed: null, round: null, hidden: new Set(), sort: { key: "forgetting", down: false } };
+const state = {
+  problem: null,
+  seed: null, // of heat maps, the anatomy of a round and label counts
+  mean: false, // whether heat maps show the mean over seeds instead
+  round: null,
+  shown: new Set(), // labels of the methods on the page
+  chosen: false, // whether the user chose them
+  slots: new Map(), // their colours
+  sort: { key: "forgetting", down: false },
+};
 
-function seedsOf(data) {
-  return [...new Set(data.groups.flatMap((group) => group.runs.map((run) => run.seed)))].sort((a, b) => a - b);
-}
-
-// Keep the selected seed and round if they still exist; otherwise select the first seed and the round that lost most.
+// Keep the selected seed and round if they still exist; otherwise select the typical seed and the round that lost most.
 function updateControls() {
   const seeds = seedsOf(data);
-  if (!seeds.includes(state.seed)) state.seed = seeds[0];
+  if (!seeds.includes(state.seed)) state.seed = data.seed;
   const rounds = anatomyRounds(data, state.seed);
   if (!rounds.includes(state.round)) state.round = worstRound(data, state.seed);
   for (const label of $$("label.seeds")) {
     label.hidden = seeds.length < 2;
-    const options = seeds.map((seed) => el("option", { value: seed, selected: seed === state.seed }, `${seed}`));
+    const isHeat = Boolean(label.closest("#hero, #heat"));
+    const options = seeds.map((seed) => el("option", { value: seed, selected: seed === state.seed && !(isHeat && state.mean) }, `${seed}`));
+    if (isHeat) options.push(el("option", { value: "mean", selected: state.mean }, `mean of ${seeds.length}`));
     $("select", label).replaceChildren(...options);
   }
   const slider = $("#round");
+  $(".slider").hidden = $("#worst").hidden = rounds.length < 2;
   slider.max = Math.max(0, rounds.length - 1);
   slider.value = Math.max(0, rounds.indexOf(state.round));
   slider.setAttribute("aria-valuetext", `round ${state.round}`);
@@ -27,6 +35,7 @@ function updateControls() {
 }
 
 const SECTIONS = {
+  hero: heroSection,
   glance: overviewSection,
   heat: heatMapSection,
   curves: curveSection,
@@ -52,16 +61,24 @@ function drawSections(names = Object.keys(SECTIONS)) {
 }
 
 function drawPage() {
+  document.title = pageTitle();
   $("#headline").textContent = page.verdict.headline;
-  $("#details").replaceChildren(...page.verdict.details.map((line) => el("li", {}, line)));
   drawProblems();
   $("main").hidden = !data; // no round has been evaluated yet: the headline says so
-  $("nav").hidden = !data;
   if (!data) return;
-  drawLegend();
+  const details = page.problems.length > 1 ? [...data.verdict.details, ...page.verdict.details] : page.verdict.details;
+  $("#details").replaceChildren(...details.map((line) => el("li", {}, line)));
+  updateShown(data, state);
+  drawFilter(data, state);
   drawSections();
   drawTable(data, state, updateState);
   aboutSection(data, bodyOf("about"));
+}
+
+// The title that the page was written with, also after an update.
+function pageTitle() {
+  const about = page.problems.length === 1 ? page.problems[0].title : "";
+  return [page.verdict.headline.replace(/\.$/, ""), about, "fedkeep"].filter(Boolean).join(" · ");
 }
 
 // Select the problem that was selected before, or the first, and list all of them if there are several.
@@ -69,38 +86,25 @@ function drawProblems() {
   data = page.problems.find((problem) => problem.title === state.problem) || page.problems[0];
   const several = page.problems.length > 1;
   $("#problems").hidden = $("#problem").hidden = !several;
+  $("#facts").textContent = several || !data ? "" : data.facts.join(" · ");
   if (!several) return;
   const focused = document.activeElement && document.activeElement.closest("#problems") ? data.title : null;
   $("#problems").replaceChildren(...page.problems.map((problem) => {
-    const show = () => { state.problem = problem.title; drawPage(); };
+    const show = () => { Object.assign(state, { problem: problem.title, chosen: false }); drawPage(); };
     const pressed = String(problem === data);
     const button = el("button", { type: "button", "aria-pressed": pressed, onclick: show },
       el("b", {}, problem.title), el("span", {}, problem.verdict.headline));
     if (problem.title === focused) requestAnimationFrame(() => button.focus());
     return el("li", {}, button);
   }));
-  $("#problem-title").textContent = `Shown below: ${data.title}`;
-  $("#problem-details").replaceChildren(...data.verdict.details.map((line) => el("li", {}, line)));
+  $("#problem").textContent = `Shown below: ${data.facts.join(" · ")}`;
 }
 
 function updateState(changes) {
   Object.assign(state, changes);
-  if ("seed" in changes) drawSections(["heat", "anatomy", "recoverable", "split"]);
+  if ("seed" in changes || "mean" in changes) drawSections(["hero", "heat", "anatomy", "recoverable", "split"]);
   if ("round" in changes) drawSections(["anatomy"]);
   if ("sort" in changes) drawTable(data, state, updateState);
-}
-
-function drawLegend() {
-  const buttons = data.groups.map((group, index) => {
-    const toggle = (event) => {
-      state.hidden.has(group.label) ? state.hidden.delete(group.label) : state.hidden.add(group.label);
-      event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(group.label)));
-      drawSections(["curves"]);
-    };
-    const pressed = String(!state.hidden.has(group.label));
-    return el("button", { type: "button", "aria-pressed": pressed, onclick: toggle }, swatch(index), group.label);
-  });
-  $(".legend").replaceChildren(...buttons);
 }
 
 function isDark() {
@@ -135,7 +139,8 @@ function addListeners() {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => data && drawSections());
   for (const select of $$("label.seeds select")) {
-    select.addEventListener("change", () => updateState({ seed: Number(select.value) }));
+    const chosen = () => (select.value === "mean" ? { mean: true } : { seed: Number(select.value), mean: false });
+    select.addEventListener("change", () => updateState(chosen()));
   }
   $("#round").addEventListener("input", (event) => {
     updateState({ round: anatomyRounds(data, state.seed)[event.target.value] });
@@ -148,7 +153,11 @@ function addListeners() {
       $("#copied").textContent = message;
     });
   }
-  $(".scale").append("0%", el("i"), "100%");
+  for (const scale of $$(".scale")) scale.append("0%", el("i"), "100%");
+  addSaveButtons();
+  addShareButtons();
+  addEventListener("beforeprint", startPrinting);
+  addEventListener("afterprint", endPrinting);
   let [width, frame] = [innerWidth, 0];
   addEventListener("resize", () => {
     if (innerWidth === width || !data) return; // only the height changed: a phone's address bar
@@ -156,6 +165,28 @@ function addListeners() {
     cancelAnimationFrame(frame);
     frame = requestAnimationFrame(() => drawSections());
   });
+}
+
+// For print, everything is drawn again: as wide as a sheet of paper, on white, with nothing folded.
+const beforePrint = { theme: null, folded: [] };
+
+function startPrinting() {
+  if (!data || document.body.classList.contains("printing")) return;
+  beforePrint.theme = document.documentElement.dataset.theme || null;
+  beforePrint.folded = $$("details:not([open])");
+  for (const details of beforePrint.folded) details.open = true;
+  document.documentElement.dataset.theme = "light";
+  document.body.classList.add("printing");
+  drawSections();
+}
+
+function endPrinting() {
+  if (!document.body.classList.contains("printing")) return;
+  document.body.classList.remove("printing");
+  if (beforePrint.theme) document.documentElement.dataset.theme = beforePrint.theme;
+  else delete document.documentElement.dataset.theme;
+  for (const details of beforePrint.folded) details.open = false;
+  drawSections();
 }
 
 // While runs are in progress: request new data every two seconds, and draw the page if there is some.

@@ -1,19 +1,21 @@
 // Personalised accuracy: a table that says which model, data, clients and round, and every client as a dot.
 
-function personalSection(data, body) {
-  $("#personal").hidden = $('nav a[href="#personal"]').hidden = !data.personal.length;
-  const figures = data.personal.map((table) => {
+function personalSection(data, body, state) {
+  showSection("personal", data.personal.length > 0);
+  const shown = (row) => state.shown.has(row.label);
+  const figures = data.personal.filter((table) => table.rows.some(shown)).map((table) => {
+    const own = table.rows.filter(shown).map((row) => ({ ...row, slot: state.slots.get(row.label) }));
     const plot = el("div", { class: "plot" });
     const heads = ["method", "model", ...table.columns].map((head, i) =>
       el("th", { scope: "col", class: i === 1 ? "text" : null }, head));
-    const rows = table.rows.map((row) => el("tr", {},
-      el("td", {}, swatch(row.index), ` ${row.label}`), el("td", { class: "text" }, row.model),
+    const rows = own.map((row) => el("tr", {},
+      el("td", {}, swatch(row.slot), ` ${row.title}`), el("td", { class: "text" }, row.model),
       ...row.cells.map((cell) => el("td", {}, cell))));
     const numbers = el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
     body.append(el("figure", {}, el("h3", {}, table.title), plot,
       el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Personalised accuracy" }, numbers),
       el("figcaption", {}, `${table.caption}.`)));
-    return () => drawClients(plot, table.rows);
+    return () => drawClients(plot, own);
   });
   figures.forEach((draw) => draw());
 }
@@ -24,12 +26,12 @@ function drawClients(plot, rows) {
   const height = rows.length * rowHeight + bottom;
   const x = (value) => left + value * (width - left - right);
   const facts = (row) => ` · mean ${formatPercent(row.mean, 1)}, worst tenth ${formatPercent(row.worst_tenth, 1)}`;
-  const label = `Accuracy of every client: ${rows.map((row) => `${row.label}, ${row.model}${facts(row)}`).join("; ")}`;
+  const label = `Accuracy of every client: ${rows.map((row) => `${row.title}, ${row.model}${facts(row)}`).join("; ")}`;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "img", "aria-label": label });
   for (const mark of ticks(0, 1, width / 90)) {
     picture.append(
       svg("line", { class: "axis", x1: x(mark), x2: x(mark), y1: 0, y2: height - bottom }),
-      svg("text", { x: x(mark), y: height - bottom + 15, "text-anchor": "middle" }, formatPercent(mark)),
+      svg("text", { x: x(mark), y: height - bottom + 15, "text-anchor": "middle" }, `${formatTick(mark)}%`),
     );
   }
   picture.append(svg("text", { x: width / 2, y: height - 4, "text-anchor": "middle" }, "accuracy on data like the client's own"));
@@ -44,7 +46,7 @@ function drawClients(plot, rows) {
     for (const [at, count] of places[i].stacks) {
       for (let k = 0; k < count; k += 1) {
         const dot = { cx: x(Math.min(1, at * bin)).toFixed(1), cy: (floor - 3 - k * places[i].step).toFixed(1), r: 3 };
-        picture.append(svg("circle", { ...dot, fill: colourOf(row.index), opacity: 0.6 }));
+        picture.append(svg("circle", { ...dot, fill: colourOf(row.slot), opacity: 0.6 }));
       }
     }
     const marker = { stroke: "var(--ink)", "stroke-width": 2.5, y1: floor - 14, y2: floor + 3 };
@@ -52,7 +54,7 @@ function drawClients(plot, rows) {
       svg("line", { ...marker, x1: x(row.mean), x2: x(row.mean) }),
       svg("line", { ...marker, x1: x(row.worst_tenth), x2: x(row.worst_tenth), "stroke-dasharray": "3 2" }),
       svg("text", { class: "strong", x: left, y: floor - rowHeight + 24 },
-        `${row.label}, ${row.model}${width < 600 ? "" : facts(row)}`),
+        `${row.title}, ${row.model}${width < 600 ? "" : facts(row)}`),
     );
   });
   plot.replaceChildren(picture);
@@ -69,7 +71,7 @@ function drawClients(plot, rows) {
       if (column === null) return "";
       const inside = rows[row].clients.filter((value) => Math.min(bins - 1, Math.floor(value * bins)) === column).length;
       const share = formatPercent(inside / Math.max(1, rows[row].clients.length));
-      return `${rows[row].label}, ${rows[row].model}\n${share} of the clients have ${column * 5} to ${column * 5 + 5}%`;
+      return `${rows[row].title}, ${rows[row].model}\n${share} of the clients have ${column * 5} to ${column * 5 + 5}%`;
     },
   });
 }

@@ -1,113 +1,84 @@
-// The summary table: sortable, and copied in the shown order as Markdown, CSV or LaTeX.
+// The summary table: sortable, and copied in the shown order as Markdown, CSV or LaTeX. The data has the columns, each
+// with a cell { text, value, spread, best } for every group.
 
-const COLUMNS = [
-  { key: "label", head: "method" },
-  { key: "final", head: "final %", scale: 100, digits: 1, best: Math.max },
-  { key: "best", head: "best %", scale: 100, digits: 1, best: Math.max },
-  { key: "smoothed", head: "smoothed %", scale: 100, digits: 1, best: Math.max },
-  { key: "forgetting", head: "forgetting", scale: 1, digits: 3, best: Math.min },
-  { key: "round_forgetting", head: "per round", scale: 1, digits: 3, best: Math.min },
-  { key: "bytes", head: "MB", scale: 1e-6, digits: 1, noSpread: true },
-  { key: "seconds", head: "seconds", scale: 1, digits: 1, noSpread: true },
-  { key: "runs", head: "runs" },
-];
+const METHOD = { key: "label", head: "method", down: false };
+const tableColumns = (data) => [{ ...METHOD, cells: data.groups.map((group) => ({ text: group.title, value: group.title })) }, ...data.columns];
 
-function cellOf(group, column) {
-  if (column.key === "label") return { text: group.label, value: group.label };
-  if (column.key === "runs") return { text: `${group.runs.length}`, value: group.runs.length };
-  const [mean, deviation] = [group.mean[column.key], column.noSpread ? null : group.spread[column.key]];
-  const scaled = (value) => (isMissing(value) ? null : value * column.scale);
-  return { text: formatMean(scaled(mean), scaled(deviation), column.digits), value: scaled(mean), deviation: scaled(deviation) };
-}
-
-function sortedGroups(data, sort) {
-  const column = COLUMNS.find((c) => c.key === sort.key);
-  if (!column) return data.groups;
+// The shown groups as rows of cells, sorted by a column.
+function tableRows(data, state) {
+  const columns = tableColumns(data);
+  const sorted = columns.find((column) => column.key === state.sort.key) || columns[0];
+  const rows = shownEntries(data, state).map(({ group, slot }) => {
+    const index = data.groups.indexOf(group);
+    return { slot, cells: columns.map((column) => column.cells[index]), by: sorted.cells[index].value };
+  });
   const order = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
-  return [...data.groups].sort((one, other) => {
-    const [a, b] = [cellOf(one, column).value, cellOf(other, column).value];
-    if (isMissing(a) || isMissing(b)) return isMissing(a) - isMissing(b);
-    return sort.down ? order(b, a) : order(a, b);
+  return rows.sort((one, other) => {
+    if (isMissing(one.by) || isMissing(other.by)) return isMissing(one.by) - isMissing(other.by);
+    return state.sort.down ? order(other.by, one.by) : order(one.by, other.by);
   });
 }
 
-// Whether the group is best in this column: the data says so, because unfinished groups and ties are not ranked.
-const isBest = (data, group, column) => Boolean(column.best) && (data.ranks[column.key] || {})[group.label] === 1;
+function tableNote(data) {
+  const several = data.groups.some((group) => group.runs.length > 1);
+  const notes = data.columns.filter((column) => column.note).map((column) => `${column.head}: ${column.note}`);
+  const tests = data.columns.some((column) => column.head === "p")
+    ? ` p: paired t-test against ${data.tests.against} over common seeds` +
+      `${data.tests.number > 1 ? `, corrected for ${data.tests.number} comparisons (Holm)` : ""}.`
+    : "";
+  return `${several ? "Mean±standard deviation over seeds. " : ""}${notes.join("; ")}.${tests}`;
+}
 
 function drawTable(data, state, updateState) {
-  $(".about-summary").textContent =
-    "Mean" + (data.groups.some((g) => g.runs.length > 1) ? "±standard deviation over seeds" : "") +
-    ". Forgetting: best earlier minus final accuracy, mean over classes (FedNTD, eq. 5). Per round: accuracy lost from one " +
-    "round to the next, gains ignored (Flashback). Smoothed: moving average. MB: total communication. Click a heading to sort.";
-  const heads = COLUMNS.map((column) => {
+  $(".about-summary").textContent = tableNote(data);
+  const columns = tableColumns(data);
+  const heads = columns.map((column) => {
     const isSorted = state.sort.key === column.key;
-    const sort = () => updateState({ sort: { key: column.key, down: isSorted ? !state.sort.down : column.best === Math.max } });
-    const button = el("button", { type: "button", onclick: sort, "data-key": column.key },
+    const sort = () => updateState({ sort: { key: column.key, down: isSorted ? !state.sort.down : column.down } });
+    const button = el("button", { type: "button", onclick: sort, "data-key": column.key, title: "Sort" },
       column.head + (isSorted ? (state.sort.down ? " ↓" : " ↑") : ""));
     return el("th", { scope: "col", "aria-sort": isSorted ? (state.sort.down ? "descending" : "ascending") : null }, button);
   });
-  const rows = sortedGroups(data, state.sort).map((group) =>
-    el("tr", {}, ...COLUMNS.map((column) => {
-      const cell = cellOf(group, column);
-      if (column.key === "label") return el("td", {}, swatch(data.groups.indexOf(group)), ` ${cell.text}`);
-      return el("td", { class: isBest(data, group, column) ? "best" : null }, cell.text);
-    })),
-  );
+  const rows = tableRows(data, state).map(({ slot, cells }) => el("tr", { "data-method": cells[0].text },
+    cells.map((cell, i) => (i ? el("td", { class: cell.best ? "best" : null }, cell.text) : el("td", {}, swatch(slot), `\u00a0${cell.text}`)))));
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
-  $("#summary table").replaceChildren(el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
+  $("#summary table").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
+  $$("#summary .hidden-note").forEach((note) => note.remove());
+  $("#summary .scroll").after(...hiddenNote(data, state));
   if (focused) $(`#summary [data-key="${focused}"]`)?.focus();
 }
 
 const FORMATS = {
-  markdown(rows) {
+  markdown(columns, rows) {
     const clean = (text) => text.replaceAll("\\", "\\\\").replaceAll("|", "\\|").replaceAll("\n", " ");
     const line = (cells) => `| ${cells.join(" | ")} |`;
     const body = rows.map((row) => line(row.map((c) => (c.best ? `**${clean(c.text)}**` : clean(c.text)))));
-    return [line(COLUMNS.map((c) => c.head)), line(COLUMNS.map((c, i) => (i ? "---:" : "---"))), ...body].join("\n") + "\n";
+    return [line(columns.map((c) => clean(c.head))), line(columns.map((c, i) => (i ? "---:" : "---"))), ...body].join("\n") + "\n";
   },
-  csv(rows) {
+  csv(columns, rows) {
     // Quote a cell that a spreadsheet would read as a formula.
     const quoted = (value) => `"${String(value).replace(/^([=+\-@\t\r])/, "'$1").replaceAll('"', '""')}"`;
-    const names = COLUMNS.flatMap((c) => (c.best ? [c.key, `${c.key}_std`] : [c.key]));
+    const name = (key) => (/^\w+$/.test(key) ? key : quoted(key));
+    const names = columns.flatMap((c) => (c.spread ? [name(c.key), name(`${c.key}_std`)] : [name(c.key)]));
+    const raw = (value) => (isMissing(value) ? "" : +value.toPrecision(8));
     const body = rows.map((row) => row.flatMap((cell, i) => {
-      if (COLUMNS[i].key === "label") return [quoted(cell.text)];
-      const raw = (value) => (isMissing(value) ? "" : +(value / (COLUMNS[i].scale || 1)).toPrecision(8));
-      return COLUMNS[i].best ? [raw(cell.value), raw(cell.deviation)] : [raw(cell.value)];
+      if (!i) return [quoted(cell.text)];
+      return columns[i].spread ? [raw(cell.value), raw(cell.spread)] : [raw(cell.value)];
     }).join(","));
     return [names.join(","), ...body].join("\n") + "\n";
   },
-  latex(rows) {
+  latex(columns, rows) {
     const special = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "\n": " " };
     const clean = (text) => text.replace(/[\\~^\n&%$#_{}]/g, (c) => special[c] || `\\${c}`);
     const number = (cell) => {
-      const text = `$${cell.text.replace("±", " \\pm ").replace("–", "-")}$`;
-      return cell.best ? `$\\mathbf{${text.slice(1, -1)}}$` : text;
+      const text = cell.text.replace("±", " \\pm ").replace("–", "-").replace(/\(.*\)/, (some) => `\\text{${some}}`);
+      return cell.best ? `$\\mathbf{${text}}$` : text && `$${text}$`;
     };
     const line = (cells) => `${cells.join(" & ")} \\\\`;
     const body = rows.map((row) => line(row.map((cell, i) => (i ? number(cell) : clean(cell.text)))));
-    return [`\\begin{tabular}{l${"r".repeat(COLUMNS.length - 1)}}`, "\\hline", line(COLUMNS.map((c) => clean(c.head))),
+    return [`\\begin{tabular}{l${"r".repeat(columns.length - 1)}}`, "\\hline", line(columns.map((c) => clean(c.head))),
       "\\hline", ...body, "\\hline", "\\end{tabular}"].join("\n") + "\n";
   },
 };
 
-function formatTable(format, data, state) {
-  const rows = sortedGroups(data, state.sort).map((group) => COLUMNS.map((column) => {
-    const cell = cellOf(group, column);
-    return { ...cell, best: isBest(data, group, column) };
-  }));
-  return FORMATS[format](rows);
-}
-
-async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    const area = el("textarea", { style: { position: "fixed", opacity: "0" } });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    const copied = document.execCommand("copy");
-    area.remove();
-    if (!copied) throw new Error("the browser does not allow it");
-  }
-}
+const formatTable = (format, data, state) => FORMATS[format](tableColumns(data), tableRows(data, state).map((row) => row.cells));

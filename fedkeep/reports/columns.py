@@ -1,0 +1,118 @@
+"""The columns of the page's table: heading, meaning, and a cell for each group, to be shown, sorted and copied."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeep._util.text import clip, format_mean, format_megabytes, format_reached, printable
+from fedkeep.analysis.compare import HIGHER_IS_BETTER, Difference, default_target, rank_groups
+from fedkeep.analysis.groups import Group, bytes_to
+
+NONE = "\N{EN DASH}"  # no value
+Cell = dict[str, Any]  # text, value (to sort and export), spread (or None), best
+
+
+@dataclass(frozen=True)
+class Column:
+    """A measure of `Group.mean` as a column."""
+
+    key: str
+    head: str
+    note: str = ""  # what it means, for the sentence above the table
+    scale: float = 1.0
+    digits: int = 3
+    spread: bool = True
+
+
+MEASURES = (
+    Column("final", "final %", "accuracy in the last round", 100, 1),
+    Column("best", "best %", "in the best round", 100, 1),
+    Column("smoothed", "smoothed %", "moving average", 100, 1),
+    Column("forgetting", "forgetting", "best earlier minus final accuracy, mean over classes (FedNTD, eq. 5)"),
+    Column("round_forgetting", "per round", "accuracy lost from one round to the next, gains ignored (Flashback)"),
+)
+COSTS = (
+    Column("bytes", "MB", "total communication", 1e-6, 1, spread=False),
+    Column("seconds", "seconds", "per run", 1, 1, spread=False),
+)
+
+
+def table_columns(
+    groups: Sequence[Group], tests: Sequence[Difference], against: Group | None, target: float | None = None
+) -> list[dict[str, Any]]:
+    """Return the columns, each with a cell for every group, in their order.
+
+    Measures that only some groups have are left out. Those that the page does not know are shown as they are named.
+    """
+    ranks = rank_groups({group.label: group for group in groups})
+    known = {column.key for column in (*MEASURES, *COSTS)}
+    common = [key for key in groups[0].mean if all(key in group.mean for group in groups)]
+    extra = [Column(key, clip(printable(key.replace("_", " ")), 24)) for key in common if key not in known]
+    columns = []
+    for column in (*MEASURES, *extra):
+        if column.key not in common:
+            continue
+        columns.append(_measure_column(column, groups, ranks.get(column.key, {})))
+        columns += _p_column(column.key, groups, tests, against)
+    target = default_target(groups) if target is None else target
+    columns += [_measure_column(column, groups, {}) for column in COSTS if column.key in common]
+    columns += [_bytes_column(groups, target)] if target is not None else []
+    runs = [{"text": f"{len(group.runs)}", "value": len(group.runs)} for group in groups]
+    return [*columns, {"key": "runs", "head": "runs", "note": "", "down": True, "cells": runs}]
+
+
+def _measure_column(column: Column, groups: Sequence[Group], ranks: dict[str, int]) -> dict[str, Any]:
+    cells: list[Cell] = []
+    for group in groups:
+        mean, spread = group.mean[column.key], group.spread[column.key] if column.spread else None
+        text = NONE if math.isnan(mean) else format_mean(mean, spread, column.digits, column.scale)
+        cells.append({"text": text, "value": mean, "spread": spread, "best": ranks.get(group.label) == 1})
+    about = {"key": column.key, "head": column.head, "note": column.note, "spread": column.spread}
+    return {**about, "down": HIGHER_IS_BETTER.get(column.key, False), "cells": cells}
+
+
+def _p_column(
+    measure: str, groups: Sequence[Group], tests: Sequence[Difference], against: Group | None
+) -> list[dict[str, Any]]:
+    """Return a column with the p-values against a group; none if no test was possible."""
+    if against is None:
+        return []
+    found = {t.one if t.other == against.label else t.other: t for t in tests if _is_about(t, measure, against)}
+    if not found:
+        return []
+    cells: list[Cell] = []
+    for group in groups:
+        test = found.get(group.label)
+        text = "" if test is None else format_p(test.p_corrected)
+        cells.append({"text": text, "value": None if test is None else test.p_corrected, "best": False})
+    return [{"key": f"p_{measure}", "head": "p", "note": "", "down": False, "cells": cells}]
+
+
+def _is_about(test: Difference, measure: str, against: Group) -> bool:
+    return test.measure == measure and test.tested and against.label in (test.one, test.other)
+
+
+def format_p(p: float) -> str:
+    """Format a p-value for a narrow column.
+
+    >>> format_p(0.0004), format_p(0.0331), format_p(0.8)
+    ('<.001', '.033', '.80')
+    """
+    if p < 0.001:
+        return "<.001"
+    return f"{p:.3f}".lstrip("0") if p < 0.1 else f"{p:.2f}".removeprefix("0")
+
+
+def _bytes_column(groups: Sequence[Group], target: float) -> dict[str, Any]:
+    cells: list[Cell] = []
+    for group in groups:
+        needed = bytes_to(group, target)
+        median = statistics.median(math.inf if value is None else value for value in needed)
+        value = median if math.isfinite(median) else None
+        cells.append({"text": format_reached(needed, format_megabytes).replace("-", NONE), "value": value})
+    note = "sent until that accuracy is first reached, median over runs"
+    return {"key": "bytes_to", "head": f"MB to {target:.1%}", "note": note, "down": False, "cells": cells}
