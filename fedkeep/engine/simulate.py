@@ -20,6 +20,7 @@ from fedkeep.engine import distributed, provenance
 from fedkeep.engine.federation import Federation
 from fedkeep.engine.settings import Settings, SettingsDict
 from fedkeep.engine.simulation import Callback, Simulation
+from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
 from fedkeep.runs.experiment_file import read_experiment, require_settings
@@ -37,6 +38,7 @@ def simulate(
     *,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    metrics: Metrics = None,
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     keep: int | None = None,
@@ -48,7 +50,9 @@ def simulate(
     `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`. `clients` is a partition, or any
     iterable of index arrays. `criterion` is the loss, one value per example; a loss module is taken with
     reduction="none". The settings are those of `Settings`. A callback is called after every round with the simulation
-    and the round's record; if it has a method `close`, that is called when the run ends, also by an error or Ctrl-C.
+    and the round's record, to which it may add: numbers in `record["metrics"]` are shown with the run. If it has a
+    method `close`, that is called when the run ends, also by an error or Ctrl-C. `metrics` are functions of your own,
+    by name, of all logits and labels of the test set; each returns a number, one per class, or a dict of numbers.
 
     With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
@@ -59,7 +63,7 @@ def simulate(
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
     checked = Settings(**cast(Any, settings))
     require_effect(checked.reductions, checked.rounds)
-    simulation = Simulation(method, model, data, clients, checked, callbacks, criterion)
+    simulation = Simulation(method, model, data, clients, checked, callbacks, criterion, metrics)
     saving = {"checkpoint_every": checkpoint_every, "keep": keep}
     for name, number in saving.items():
         if number is not None:
@@ -74,7 +78,7 @@ def simulate(
 def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) -> Simulation:
     """Return the simulation of a federation, before its first round."""
     f = federation
-    return Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion)
+    return Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion, f.metrics)
 
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
@@ -87,6 +91,7 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
             **_made_by(s),
             **_fingerprints(s),
             **provenance.identity(s.method, s.task, s.data),
+            **provenance.tested(s.evaluator.scorer),
         },
     }
     if isinstance(s.settings.cohorts, tuple):
@@ -111,6 +116,9 @@ def continue_run(
     require_settings(path, about)
     made_by = about.get("made_by", {})
     simulation = restore_simulation(path, made_by, federation, callbacks)
+    provenance.require_same_tests(path, made_by, simulation.evaluator.scorer)
+    if "sites" not in made_by:  # its earlier rounds have none
+        simulation.evaluator = replace(simulation.evaluator, scorer=simulation.evaluator.scorer.without_sites)
     simulation.ranks.on_rank0(lambda: provenance.warn_about_changes(path, made_by, _made_by(simulation)))
     return _run_in_folder(simulation, lambda: RunFolder.open(path, keep), from_round)
 

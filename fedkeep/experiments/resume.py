@@ -17,6 +17,7 @@ from fedkeep.engine.settings import Settings
 from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulate import continue_run
 from fedkeep.engine.simulation import Callback
+from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments.build import build, build_model
 from fedkeep.method import FedAvg
@@ -43,18 +44,20 @@ def resume(
     clients: Partition | Iterable[Any] | None = None,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    metrics: Metrics = None,
     from_round: int | None = None,
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
     A run started from an experiment file needs only its folder. A run started with `simulate` needs the same model,
-    data and clients again, because a file cannot hold them; and the method and the criterion, if they are your own.
+    data and clients again, because a file cannot hold them; and the method, the criterion and the metrics, if they are
+    your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
     stopped is continued to its last round.
     """
     path = Path(run_dir)
     about = with_own_files(read_experiment(path), path)
-    federation = federation_from_arguments(about, method, model, data, clients, criterion)
+    federation = federation_from_arguments(about, method, model, data, clients, criterion, metrics)
     if federation is None:
         return resume_from_file(path, callbacks, from_round)
     return continue_run(path, federation, callbacks, from_round)
@@ -67,6 +70,7 @@ def federation_from_arguments(
     data: Dataset | None,
     clients: Partition | Iterable[Any] | None,
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    metrics: Metrics = None,
 ) -> Federation | None:
     """Build a run's federation from its experiment file (`about`) and the arguments that a file cannot hold.
 
@@ -79,7 +83,7 @@ def federation_from_arguments(
         raise RunError(f"{missing} is missing: pass all three of model, data and clients, or none of them", key=missing)
     clients = Partition.of(clients, len(require_dataset(data).y_train))
     settings = Settings.of({**about["train"], "seed": about["seed"]})
-    return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion)
+    return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion, metrics)
 
 
 def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None) -> History:

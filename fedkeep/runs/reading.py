@@ -110,6 +110,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
         history.class_names = tuple(table["class_names"])
     if "client_names" in table:
         history.client_names = dict(zip(table["ids"], table["client_names"], strict=True))
+    sites = about.get("made_by", {}).get("sites")
+    history.site_names = tuple(map(str, sites)) if isinstance(sites, list) else ()
     history.instruments = read_instruments(path, experiment)
     lines = read_lines(path / ROUNDS, experiment)  # after the checkpoint: a running process writes it last
     if header is not None:
