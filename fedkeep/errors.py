@@ -67,6 +67,10 @@ class ConfigError(FedkeepError):
     """An experiment file or an override contains something invalid."""
 
 
+class UntrustedCode(ConfigError):  # noqa: N818 (it names what was found)
+    """A run folder names code of the user's own, which is not imported unless the user says so."""
+
+
 class UnsupportedMethod(ConfigError):  # noqa: N818 (it names what was found)
     """An experiment's method cannot be trained with its settings or its model."""
 

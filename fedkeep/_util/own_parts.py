@@ -1,7 +1,8 @@
 """A user's own parts, by name: a model, data set, metric or callback written as `package.module:name`.
 
-Loading one imports the module, which runs its code. Callers load only names that the user has given: in an experiment
-file of theirs, on the command line or in Python; never a name that was read from a run folder.
+Loading one imports a module, which runs its code. So only names are loaded that the user has given in this process: in
+an experiment file of theirs, on the command line or in Python (`trust`). A name that was merely read from a run folder
+is refused.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from fedkeep._util.text import did_you_mean, format_value, one_line
-from fedkeep.errors import ConfigError, FedkeepError
+from fedkeep.errors import ConfigError, FedkeepError, UntrustedCode
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_trusted: set[str] = set()  # names and modules that the user has given
 
 
 def is_own_part(name: object) -> bool:
@@ -39,11 +42,33 @@ def module_of(name: str) -> str:
     return name.partition(":")[0]
 
 
+def trust(names: Iterable[str]) -> None:
+    """Allow parts to be loaded: `package.module:name`, or all functions and classes that a `package.module` defines."""
+    for name in [names] if isinstance(names, str) else names:
+        if not isinstance(name, str) or not (is_own_part(name) or is_own_part(f"{name}:x")):
+            raise ConfigError(
+                f"trust = {format_value(name)}: write package.module:name, or package.module", key="trust", value=name
+            )
+        _trusted.add(name)
+
+
+def trusted() -> frozenset[str]:
+    """Return the names and modules that the user has given so far, for other processes."""
+    return frozenset(_trusted)
+
+
+def is_trusted(name: str) -> bool:
+    """Return whether the user has given this name, or its module."""
+    return name in _trusted or module_of(name) in _trusted
+
+
 def load_object(name: str, *, key: str, error: type[FedkeepError] = ConfigError) -> Callable[..., Any]:
     """Import a module and return the function or class `package.module:name` in it; errors name the `key`.
 
-    Modules in the working directory can be imported, and those in folders that `import_from` was called with.
+    The user must have given the name (`trust`). Modules in the working directory can be imported, and those in folders
+    that `import_from` was called with.
 
+    >>> trust(["fractions:Fraction", "fractions:Fractoin"])
     >>> load_object("fractions:Fraction", key="model")
     <class 'fractions.Fraction'>
     >>> load_object("fractions:Fractoin", key="model")
@@ -52,6 +77,13 @@ def load_object(name: str, *, key: str, error: type[FedkeepError] = ConfigError)
     """  # noqa: E501
     if not is_own_part(name):
         raise error(f"{key} = {format_value(name)}: write package.module:name", key=key, value=name)
+    if not is_trusted(name):
+        raise UntrustedCode(
+            f"{key} = {name!r} is code, and is not run only because a run folder names it: to run it, add --trust "
+            f"{module_of(name)} (in Python: trust={module_of(name)!r})",
+            key=key,
+            value=name,
+        )
     import_from(Path.cwd())
     module, _, attribute = name.partition(":")
 
@@ -68,7 +100,7 @@ def load_object(name: str, *, key: str, error: type[FedkeepError] = ConfigError)
             ) from None
         raise problem(f"importing {module} failed: {one_line(missing)}") from missing
     except Exception as failure:
-        raise problem(f"importing {module} failed: {type(failure).__name__}: {one_line(failure)}") from failure
+        raise problem(f"importing {module} failed: {_with_place(failure)}") from failure
     for part in attribute.split("."):
         if not hasattr(found, part):
             valid = [each for each in dir(found) if not each.startswith("_") and callable(getattr(found, each))]
@@ -76,7 +108,28 @@ def load_object(name: str, *, key: str, error: type[FedkeepError] = ConfigError)
         found = getattr(found, part)
     if not callable(found):
         raise problem(f"it must be a function or a class, not {type(found).__name__} {format_value(found, most=60)}")
+    if name not in _trusted and getattr(found, "__module__", None) != module:
+        raise problem(f"the module {module} does not define it: name it itself, --trust {name}")
     return found  # type: ignore[no-any-return]
+
+
+def call_object(part: Callable[..., Any], name: str, key: str, options: dict[str, Any]) -> Any:
+    """Call a function of the user's; an exception of its own becomes an error that says where it was raised."""
+    try:
+        return part(**options)
+    except FedkeepError:
+        raise
+    except Exception as failure:
+        raise ConfigError(f"{key} = {name!r} failed: {_with_place(failure)}", key=key, value=name) from failure
+
+
+def _with_place(error: Exception) -> str:
+    """Return an exception as one line, with the file and line that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {one_line(error)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)}{place}"
 
 
 def import_from(folder: Path) -> None:

@@ -7,6 +7,7 @@ Python has no such tables: its model, criterion, data and split are known by the
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -82,14 +83,17 @@ class Identity:
             split = {**split, "contents": made_by["split"]}
             split.pop("file", None)
         by_seed = "seed" in about["data"]  # the public part of the data depends on the seed, the test set does not
+        if os.path.isabs(source := str(data.get("source", ""))):  # where the file lies is no part of an experiment
+            data["source"] = os.path.basename(source)
         data |= _without_none({"contents": made_by.get("test" if by_seed else "data") or made_by.get("test")})
         model, criterion = dict(setting["model"]), {}
         if "path" in model:  # of files, whose contents count too
             model |= _without_none({"contents": made_by.get("pretrained")})
-        if not self.from_file:
+        own_code = made_by.get("code", {})
+        if not self.from_file or "model" in own_code:
             hashes = {"shapes": "model", "structure": "structure", "layers": "layers"}
             model |= _without_none({key: made_by.get(name) for key, name in hashes.items()})
-            criterion = _criterion(made_by)
+            criterion = _criterion(made_by) if not self.from_file else {}
         code = _without_none({"code": made_by.get("algorithm")})
         setting |= {"method": setting["method"] | code, "model": model, "data": data, "split": split}
         return setting | ({"criterion": criterion} if criterion else {})

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, FitOnTest, PersonalData, TuneEpochs, require_fitted_study
+from fedkeep.cli.options import (
+    AsJson,
+    FitOnTest,
+    PersonalData,
+    Trust,
+    TuneEpochs,
+    confirm_code,
+    require_fitted_study,
+)
 from fedkeep.errors import FedkeepError
 
 
@@ -36,6 +44,7 @@ def analyse(
     fit_on_test: FitOnTest = False,
     tune_epochs: TuneEpochs = None,
     personal_data: PersonalData = "auto",
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one trial round from a checkpoint and report where and why classes are forgotten. Read-only.
@@ -48,6 +57,7 @@ def analyse(
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
+    from fedkeep.runs.reading import read_experiment
 
     names = parse_study_names(what)
     if fit_on_test:
@@ -70,6 +80,7 @@ def analyse(
         require_plots(names)
         if output.exists() and not output.is_dir():
             raise FedkeepError(f"{output} is a file, not a folder to plot into", key="output", value=str(output))
+    confirm_code(read_experiment(folder), trust, ("model.name", "data.source"))
     analysis = analyse(folder, names, options)
     if fit_on_test and analysis[STUDY]["fitted_on"] == PUBLIC:
         print("fedkeep: --fit-on-test had no effect: the bias was fitted on the run's public set", file=sys.stderr)

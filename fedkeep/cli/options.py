@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from fedkeep._util.text import did_you_mean, printable
+from fedkeep._util.text import did_you_mean, join_names, printable
 from fedkeep.errors import ConfigError, FedkeepError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -37,6 +38,13 @@ ExperimentArgs = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
 ]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")]
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE:NAME", help="Your own code that may be run although a run folder names it. May be repeated."
+    ),
+]
 
 
 class CommandGroup(TyperGroup):
@@ -117,6 +125,23 @@ def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
         if file is None or any(wrong.startswith(key) or key.startswith(wrong) for key in given):
             raise
         raise error.converted(type(error), f"{file}: {error}") from error
+
+
+def confirm_code(about: dict[str, Any], trust: Iterable[str] | None, keys: Iterable[str] | None = None) -> None:
+    """Trust the code that the user names; on a terminal, ask about the other code that a run's tables name.
+
+    `keys` are those whose code would be run; by default all. What is not confirmed is refused when it is used.
+    """
+    from fedkeep._util import own_parts
+    from fedkeep.experiments.own_parts import named_code
+
+    own_parts.trust(trust or [])
+    wanted = [name for key, name in named_code(about).items() if keys is None or key in keys]
+    unknown = [name for name in dict.fromkeys(wanted) if not own_parts.is_trusted(name)]
+    if unknown and sys.stdin.isatty() and sys.stderr.isatty():
+        names = printable(join_names(unknown))
+        if typer.confirm(f"This run folder names code: {names}. Run it on this machine?", err=True):
+            own_parts.trust(unknown)
 
 
 def require_fitted_study(studies: Iterable[str], option: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
-from fedkeep.cli.options import AsJson, ExperimentArgs, file_and_overrides, naming, require_writable
+from fedkeep.cli.options import AsJson, ExperimentArgs, Trust, file_and_overrides, naming, require_writable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,7 @@ def partition(
     save: Annotated[
         Path | None, typer.Option("--save", help="Write split and cohorts to this JSON file, for split.file, cohorts.")
     ] = None,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which client holds how many examples of which class, without training.
@@ -31,6 +32,7 @@ def partition(
     Example: fedkeep partition data=digits split=dirichlet split.n_clients=20 split.alpha=0.1 -o split.svg
     With --save, the split and the cohorts are written to a file, which split.file=FILE and cohorts=FILE read.
     """
+    from fedkeep._util import own_parts
     from fedkeep.engine.cohorts import CohortSequence, summarize_cohorts
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment, read
@@ -41,10 +43,11 @@ def partition(
         if path is not None:
             require_writable(path, name)
     file, overrides = file_and_overrides(args)
+    own_parts.trust(trust or [])
     tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
     changed = override(tables, overrides)
     with naming(file, overrides):
-        experiment = Experiment.from_dict(changed)
+        experiment = Experiment.from_dict(changed, given=True)
         data, clients = load_data_and_clients(experiment)
     counts = clients.label_counts(data.y_train, data.n_classes)
     shows_cohorts = save is not None or experiment.train.cohorts is not None

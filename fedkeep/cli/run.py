@@ -21,7 +21,9 @@ from fedkeep.cli.options import (
     FitOnTest,
     JobsOption,
     PersonalData,
+    Trust,
     TuneEpochs,
+    confirm_code,
     file_and_overrides,
     naming,
     require_fitted_study,
@@ -77,6 +79,11 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few rounds: print where the time goes, write a trace.")
     ] = False,
+    callback: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE:NAME", help="Also call your own code after every round. May be repeated."),
+    ] = None,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment or a sweep, one folder per run. Unfinished runs are resumed.
@@ -86,12 +93,13 @@ def run(
 
     Example: fedkeep run digits lr=0.1 --sweep method=fedavg,fedntd --sweep seed=0,1,2 --jobs 2
     """
+    from fedkeep._util import own_parts
     from fedkeep.analysis import personal
     from fedkeep.analysis.recoverable import STUDY
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.engine.profile import Profile
     from fedkeep.experiments.experiment import Experiment, read
-    from fedkeep.experiments.overrides import expand_sweep, override, sweeps_all_methods
+    from fedkeep.experiments.overrides import as_list, expand_sweep, override, sweeps_all_methods
     from fedkeep.experiments.sweep import folder_name, run_all
     from fedkeep.instruments.options import AUTO, Options
     from fedkeep.instruments.study import needs_examples, parse_study_names
@@ -109,6 +117,9 @@ def run(
     if file is None and not overrides:
         raise FedkeepError("no experiment given: fedkeep run FILE.toml, or fedkeep run digits", key="file")
     tables = read(file) if file else {}
+    own_parts.trust(trust or [])
+    if callback:
+        tables["callbacks"] = [*as_list(tables.get("callbacks")), *callback]
     base = name or tables.get("name") or (file.stem if file else "run")
     todo: dict[str, Experiment] = {}
     left_out: dict[str, UnsupportedMethod] = {}
@@ -120,7 +131,7 @@ def run(
         changed = override(tables, every_override)
         with naming(file, every_override), suggesting_sweeps(overrides):
             try:
-                todo[label] = Experiment.from_dict(changed)
+                todo[label] = Experiment.from_dict(changed, given=True)
             except UnsupportedMethod as error:
                 if not sweeps_all_methods(sweep or []):
                     raise
@@ -168,6 +179,7 @@ def resume(
     from_round: Annotated[
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round and repeat the later ones.")
     ] = None,
+    trust: Trust = None,
 ) -> None:
     """Resume an interrupted run. The result is bit for bit that of an uninterrupted run.
 
@@ -177,7 +189,9 @@ def resume(
     from fedkeep.experiments.resume import resume_from_file
     from fedkeep.runs.reading import read_experiment
 
-    rounds = read_experiment(folder).get("train", {}).get("rounds", 0)
+    about = read_experiment(folder)
+    confirm_code(about, trust)
+    rounds = about.get("train", {}).get("rounds", 0)
     with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
         if from_round is not None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedkeep._util.json import to_json
 from fedkeep._util.text import format_mean
-from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, file_and_overrides, naming
+from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, Trust, file_and_overrides, naming
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
 
@@ -39,6 +39,7 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every setting, with the seeds 0, 1, ...")] = 1,
     runs: Annotated[Path, typer.Option(help="Where to create the run folders.")] = Path("runs/tune"),
     jobs: JobsOption = "auto",
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose hyperparameters on held-out training examples, with the same budget for every method.
@@ -50,12 +51,14 @@ def tune(
 
     Example: fedkeep tune digits --methods fedavg,fedntd --tries 9 --search method.tau=1:4
     """
+    from fedkeep._util import own_parts
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import override
     from fedkeep.experiments.tune import draw_tries, most_rounds, parse_space
     from fedkeep.experiments.tune import tune as run_tries
 
+    own_parts.trust(trust or [])
     file, overrides = file_and_overrides(args)
     if file is None and not overrides:
         raise FedkeepError("no experiment given: fedkeep tune FILE.toml, or fedkeep tune digits", key="file")

@@ -99,8 +99,7 @@ def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
 
 def _same_code(value: str, recorded: str, made_by: Mapping[str, Any]) -> bool:
     """Return whether NAME#HASH is that of a run; without the hash, if that was made by another version of Python."""
-    same_python = str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]
-    names_only = "#" not in recorded or not same_python
+    names_only = "#" not in recorded or not same_python(made_by)
     return value == recorded or (names_only and value.partition("#")[0] == recorded.partition("#")[0])
 
 
@@ -130,6 +129,11 @@ def require_same_tests(path: Path, made_by: Mapping[str, Any], scorer: Scorer) -
             raise RunError(
                 f"the metric {name} is not the one that {path} was started with", key=f"metrics.{name}", value=value
             )
+
+
+def same_python(made_by: Mapping[str, Any]) -> bool:
+    """Return whether a run was made with this version of Python, whose hashes of code can be compared."""
+    return str(made_by.get("python")).rsplit(".", 1)[0] == platform.python_version().rsplit(".", 1)[0]
 
 
 def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]:

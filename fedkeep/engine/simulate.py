@@ -82,7 +82,7 @@ def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) 
 
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
-    """Run a simulation in a new folder; `about` takes precedence in its experiment file."""
+    """Run a simulation in a new folder; `about` takes precedence in its experiment file, and adds to `made_by`."""
     s = simulation
     whole = {
         **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients)),
@@ -92,6 +92,7 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
             **_fingerprints(s),
             **provenance.identity(s.method, s.task, s.data),
             **provenance.tested(s.evaluator.scorer),
+            **about.get("made_by", {}),
         },
     }
     if isinstance(s.settings.cohorts, tuple):

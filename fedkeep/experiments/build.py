@@ -12,6 +12,7 @@ from fedkeep import methods, models
 from fedkeep.data import Dataset, Partition, load, partition
 from fedkeep.engine.federation import Federation
 from fedkeep.errors import ConfigError, FedkeepError
+from fedkeep.experiments import own_parts
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -23,7 +24,8 @@ def load_data_and_clients(experiment: Experiment) -> tuple[Dataset, Partition]:
     """Load an experiment's data set and divide it among the clients."""
     complete = experiment.to_dict()
     with _keys_of("data"):
-        data = load(**complete["data"])
+        own = own_parts.resolve("data", complete["data"]["source"])
+        data = load(**complete["data"]) if own is None else own_parts.load_own_data(complete["data"], experiment.seed)
     split = complete["split"]
     kind, validation = split.pop("kind"), split.pop("validation", 0.0)
     if kind == "by_id" and data.ids is None:
@@ -42,10 +44,16 @@ def load_data_and_clients(experiment: Experiment) -> tuple[Dataset, Partition]:
 def build(experiment: Experiment) -> Federation:
     """Build an experiment's method, model, data, clients and settings."""
     data, clients = load_data_and_clients(experiment)
+    model = _build_model(experiment, data)
+    return Federation(methods.make(experiment.method), model, data, clients, experiment.train)
+
+
+def _build_model(experiment: Experiment, data: Dataset) -> nn.Module:
+    if own_parts.resolve("model", experiment.model["name"]) is not None:
+        return own_parts.build_own_model(experiment.model, data, experiment.seed)
     options = dict(experiment.model)
     with _keys_of("model"):
-        model = models.build(options.pop("name"), data.input_shape, data.n_classes, experiment.seed, **options)
-    return Federation(methods.make(experiment.method), model, data, clients, experiment.train)
+        return models.build(options.pop("name"), data.input_shape, data.n_classes, experiment.seed, **options)
 
 
 def build_model(experiment: Experiment, params: Tree) -> nn.Module:

@@ -29,6 +29,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from fedkeep import methods, models
+from fedkeep._util.own_parts import import_from, trust
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_bool, require_choice, require_label, require_number
@@ -40,9 +41,11 @@ from fedkeep.data.sources.common import Options
 from fedkeep.engine import requirements
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, FedkeepError, MethodError, UnsupportedMethod
+from fedkeep.experiments import own_parts
 from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
+from fedkeep.experiments.paths import with_absolute_paths
 from fedkeep.runs.federation_copy import with_own_files
-from fedkeep.runs.files import EXPERIMENT, FEDERATION, FORMAT, READABLE_FORMATS, is_there
+from fedkeep.runs.files import EXPERIMENT, FORMAT, READABLE_FORMATS, ROUNDS, is_there
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -61,14 +64,19 @@ class Experiment(BaseModel):
     checkpoint_every: int | None = Field(default=None, ge=1)
     keep: int | None = Field(default=None, ge=1)  # checkpoints; by default 3
     label: str | None = None  # the name of its group in comparisons
+    callbacks: list[dict[str, Any]] = Field(default_factory=list)  # of the user's own; they are no part of a result
 
     @classmethod
-    def from_dict(cls, tables: dict[str, Any]) -> Experiment:
+    def from_dict(cls, tables: dict[str, Any], given: bool = False) -> Experiment:
         """Return the experiment that these tables define. Names, keys and settings are checked; data is not loaded.
 
-        An error names the key, the value and the valid choices.
+        An error names the key, the value and the valid choices. `given` says that the user wrote the tables: then the
+        code that they name is imported and checked too, unless they are those of a run, and paths become absolute.
         """
         recorded = "made_by" in tables  # the experiment of a run
+        if given and not recorded:
+            trust(own_parts.named_code(tables).values())
+            tables = with_absolute_paths(tables, Path.cwd(), must_exist=True)
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
         if recorded and "method" in tables:
             tables["method"] = methods.with_values_before(tables["method"])
@@ -83,6 +91,8 @@ class Experiment(BaseModel):
             made = cls(**tables)
         except ValidationError as error:
             raise first_error("", error) from None
+        if given and not recorded:
+            own_parts.check_parts(made)
         if not recorded:
             made.require_supported_method()
             if made.train.read_out is not None:
@@ -118,7 +128,7 @@ class Experiment(BaseModel):
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
         """Read an experiment file and apply `key=value` overrides."""
-        return cls.from_dict(override(read(Path(path)), overrides))
+        return cls.from_dict(override(read(Path(path)), overrides), given=True)
 
     @field_validator("label", mode="before")
     @classmethod
@@ -135,6 +145,20 @@ class Experiment(BaseModel):
         kind(**hyperparameters)
         return {"name": table["name"], **kind.defaults(), **hyperparameters}
 
+    @field_validator("callbacks", mode="before")
+    @classmethod
+    def _callbacks(cls, given: Any) -> list[dict[str, Any]]:
+        several = given if isinstance(given, list) else [given]
+        tables = [{"name": each} if isinstance(each, str) else each for each in several]
+        for table in tables:
+            if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+                raise ConfigError(
+                    f"callbacks has {format_value(table)}: write a list of package.module:name, or of tables with name",
+                    key="callbacks",
+                    value=table,
+                )
+        return tables
+
     @field_validator("model")
     @classmethod
     def _model(cls, table: dict[str, Any]) -> dict[str, Any]:
@@ -144,16 +168,18 @@ class Experiment(BaseModel):
                 key="model.class",
                 value=table["class"],
             )
-        _require_known("model", table, ["name", *models.options(_require_name("model", table))])
+        if own_parts.resolve("model", _require_name("model", table)) is None:
+            _require_known("model", table, ["name", *models.options(table["name"])])
         return table
 
     @field_validator("data")
     @classmethod
     def _data(cls, table: dict[str, Any]) -> dict[str, Any]:
-        _require_name("data", table)
+        code = own_parts.resolve("data", _require_name("data", table))
         own = [name for name in inspect.signature(load).parameters if name != "options"]
-        _require_known("data", table, [*own, *(f.name for f in fields(Options))])
-        if not isinstance(table.get("tokenizer", ""), str):
+        if code is None:
+            _require_known("data", table, [*own, *(f.name for f in fields(Options))])
+        if code is None and not isinstance(table.get("tokenizer", ""), str):
             raise ConfigError(
                 f"data.tokenizer must be a text, not {format_value(table['tokenizer'])}: a function can be given in "
                 "Python only",
@@ -196,6 +222,7 @@ class Experiment(BaseModel):
             "checkpoint_every": self.checkpoint_every,
             "keep": self.keep,
             "label": self.label,
+            **({"callbacks": self.callbacks} if self.callbacks else {}),
             "method": self.method,
             "model": self.model,
             "data": dict(data),
@@ -210,6 +237,7 @@ _METADATA_KEYS = ("format", "made_by", "name")  # keys of an experiment file tha
 def read(path: Path) -> dict[str, Any]:
     """Read an experiment file as a dict. The name of an experiment that comes with fedkeep also works as a path.
 
+    Files that it names are relative to it.
     In a run folder's file, the folder's own copy stands for the files of the split and the cohorts.
     """
     try:
@@ -236,9 +264,14 @@ def read(path: Path) -> dict[str, Any]:
             value=version,
             valid=READABLE_FORMATS,
         )
-    if path.name == EXPERIMENT and is_there(path.parent / FEDERATION):
-        return with_own_files(tables, path.parent)
-    return tables
+    of_run = path.name == EXPERIMENT and is_there(path.parent / ROUNDS)
+    if of_run:
+        tables = {**with_own_files(tables, path.parent), "made_by": tables.get("made_by", {})}
+    if "made_by" in tables:
+        return tables
+    if own_parts.named_code(tables):
+        import_from(path.parent)
+    return with_absolute_paths(tables, path.parent)
 
 
 def _settings(table: dict[str, Any]) -> Settings:

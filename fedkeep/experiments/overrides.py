@@ -22,7 +22,15 @@ _OPTIONAL = [  # what `none` switches off
     *(f"train.{f.name}" for f in fields(Settings) if f.default is None),
     *(f"data.{name}" for name in ("held_out", "public", "public_alpha", "public_ids")),
 ]
-KEYS = [*NAME_KEY, "train", "seed", "checkpoint_every", "keep", "label"]  # the top-level keys of an experiment
+KEYS = [
+    *NAME_KEY,
+    "train",
+    "seed",
+    "checkpoint_every",
+    "keep",
+    "label",
+    "callbacks",
+]  # the top-level keys of an experiment
 
 
 def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -111,6 +119,11 @@ def as_table(section: str, value: Any) -> Any:
     if section == "split" and isinstance(value, dict) and "file" in value:
         return {"kind": "file", **value}
     return {NAME_KEY[section]: value} if isinstance(value, str) and section in NAME_KEY else value
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the value of a key that may hold several, such as callbacks, as a list."""
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
 def expand_sweep(axes: Sequence[str], fixed: Sequence[str] = ()) -> list[list[str]]:

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedkeep import losses, methods
+from fedkeep._util.own_parts import trust as allow
 from fedkeep.data import Dataset, Partition
 from fedkeep.engine import distributed
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.provenance import same_python
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulate import continue_run
 from fedkeep.engine.simulation import Callback
 from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.experiments import own_parts
 from fedkeep.experiments.build import build, build_model
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
@@ -46,6 +49,7 @@ def resume(
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
     metrics: Metrics = None,
     from_round: int | None = None,
+    trust: str | Iterable[str] = (),
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
@@ -53,9 +57,11 @@ def resume(
     data and clients again, because a file cannot hold them; and the method, the criterion and the metrics, if they are
     your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
-    stopped is continued to its last round.
+    stopped is continued to its last round. Code of your own that the run folder names (`package.module:name`) is
+    imported only if `trust` has its name, or its module.
     """
     path = Path(run_dir)
+    allow(trust)
     about = with_own_files(read_experiment(path), path)
     federation = federation_from_arguments(about, method, model, data, clients, criterion, metrics)
     if federation is None:
@@ -121,6 +127,8 @@ def resume_experiment(
         return from_round is None and (saved_round(path) or 0) >= experiment.train.rounds
 
     if not distributed.current_ranks().on_rank0(is_complete):
+        callbacks = [*callbacks, *own_parts.make_own_callbacks(experiment.callbacks)]
+        _require_same_code(experiment, path)
         return continue_run(path, build(experiment), callbacks, from_round, experiment.keep)
     return load_finished(experiment, path)
 
@@ -137,6 +145,26 @@ def load_finished(experiment: Experiment, path: Path) -> History:
     history.params, history.saved = global_params(saved.server), saved.round
     history.build = partial(build_model, experiment)
     return history
+
+
+def _require_same_code(experiment: Experiment, path: Path) -> None:
+    """Raise if the model's own code is not what the run was started with: its weights would mean something else.
+
+    Other data is found by its contents, and callbacks do not change a result. Hashes of another version of Python are
+    not compared.
+    """
+    made_by = read_experiment(path).get("made_by", {})
+    started = made_by.get("code", {}).get("model")
+    if started is None or not same_python(made_by):
+        return
+    if own_parts.code_hashes(experiment).get("model") != started:
+        name = experiment.model["name"]
+        raise ConfigError(
+            f"model.name = {name!r}: its code has changed since {path} was started; restore it, or choose another "
+            "folder",
+            key="model.name",
+            value=name,
+        )
 
 
 def _with_own_files(experiment: Experiment, path: Path) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.own_parts import code_hashes, make_own_callbacks
+from fedkeep.experiments.paths import is_data_file
 from fedkeep.experiments.resume import load_finished, resume_experiment
 from fedkeep.runs.files import EXPERIMENT, fingerprint
 from fedkeep.runs.history import History, Record
@@ -33,7 +36,9 @@ def run(
     path = Path(path)
     callbacks = list(callbacks) if until is None else [*callbacks, StopAfter(until)]
     if distributed.current_ranks().on_rank0(lambda: _has_no_run(experiment, path)):
-        return start(make_simulation(build(experiment), callbacks), path, experiment.to_dict())
+        callbacks += make_own_callbacks(experiment.callbacks)
+        about = {**experiment.to_dict(), "made_by": {"code": code_hashes(experiment) or None}}
+        return start(make_simulation(build(experiment), callbacks), path, about)
     if distributed.current_ranks().on_rank0(lambda: was_stopped(path) and (saved_round(path) or 0) >= (until or 0)):
         return load_finished(experiment, path)
     return resume_experiment(experiment, path, callbacks)
@@ -67,12 +72,16 @@ def _has_no_run(experiment: Experiment, path: Path) -> bool:
 def require_same(experiment: Experiment, recorded: dict[str, Any], what: str, advice: str) -> None:
     """Raise unless a run's experiment file is that of this experiment."""
     theirs = Experiment.from_dict(recorded).to_dict()
-    # how often to save, how much to keep and the label are not part of an experiment's identity
-    ours = {**experiment.to_dict(), **{key: theirs[key] for key in ("checkpoint_every", "keep", "label")}}
+    # how often to save, how much to keep, the label and callbacks are not part of an experiment's identity
+    no_part = ("checkpoint_every", "keep", "label", "callbacks")
+    ours = {**experiment.to_dict(), **{key: theirs.get(key) for key in no_part}}
     _require_same_files(experiment, recorded.get("made_by", {}), what, advice)
     for section, key in (("split", "file"), ("train", "cohorts")):  # compared by their contents
         for tables in (ours, theirs):
             tables[section] = {**tables[section], **({key: "a file"} if tables[section].get(key) is not None else {})}
+    for tables in (ours, theirs):
+        if is_data_file(source := tables["data"]["source"]):  # runs of earlier versions have relative paths
+            tables["data"] = {**tables["data"], "source": os.path.abspath(source)}
     differences = sorted(_differences(theirs, ours), key=lambda each: each[0] in _FILLED_IN)
     for key, there, here in differences:
         raise ConfigError(

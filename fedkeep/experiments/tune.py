@@ -226,7 +226,7 @@ def _experiments(tables: dict[str, Any], overrides: Sequence[str], seeds: int) -
     changed = override(tables, overrides)
     if isinstance(data := as_table("data", changed.get("data")), dict):
         changed["data"] = {"held_out": HELD_OUT, **data}
-    return {seed: Experiment.from_dict({**changed, "seed": seed}) for seed in range(seeds)}
+    return {seed: Experiment.from_dict({**changed, "seed": seed}, given=True) for seed in range(seeds)}
 
 
 def _written(value: Any) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedkeep._util.own_parts import trust, trusted
 from fedkeep._util.signals import NUMBERS, EndOnce
 from fedkeep._util.text import one_line
 from fedkeep.engine.simulation import Callback
@@ -86,7 +87,7 @@ class Worker:
         if self.process is None or not self.process.is_alive():
             self._start_process()
         with suppress(OSError):  # the process has died: `finish` says so
-            self.pipe.send((experiment.to_dict(), path, until))
+            self.pipe.send((experiment.to_dict(), trusted(), path, until))
 
     def finish(self) -> tuple[str, FedkeepError | None]:
         """Return the name of the run that has ended, and its error."""
@@ -162,7 +163,8 @@ def _serve(pipe: Connection, threads: int, make_callbacks: MakeCallbacks) -> Non
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError):
         while True:
-            experiment, path, until = pipe.recv()
+            experiment, names, path, until = pipe.recv()
+            trust(names)
             error = _run(experiment, path, make_callbacks, until)
             try:
                 pipe.send(error)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedkeep import forgetting, losses, tree
 from fedkeep._util import arrays
+from fedkeep._util.own_parts import trust as allow
 from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_choice
 from fedkeep.data import Dataset, Partition, partition
@@ -28,7 +29,7 @@ from fedkeep.engine.federation import Federation
 from fedkeep.engine.round_plan import RoundPlanner
 from fedkeep.engine.simulate import restore_simulation
 from fedkeep.engine.simulation import Simulation
-from fedkeep.errors import ConfigError, FedkeepError, RunError
+from fedkeep.errors import ConfigError, FedkeepError, RunError, UntrustedCode
 from fedkeep.experiments.build import build
 from fedkeep.experiments.resume import federation_from_arguments
 from fedkeep.method import FedAvg
@@ -157,13 +158,15 @@ def open_run(
     data: Dataset | None = None,
     clients: Partition | Iterable[Any] | None = None,
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    trust: str | Iterable[str] = (),
 ) -> Simulation:
     """Return the simulation of a run in the state of its checkpoint. It never writes to the run folder.
 
     A run that was started from an experiment file needs no more arguments. A run that was started with `simulate` needs
-    the same model, data and clients again, as for `resume`.
+    the same model, data and clients again, as for `resume`; code that the run folder names needs `trust`.
     """
     path = Path(run_dir)
+    allow(trust)
     about = with_own_files(read_experiment(path), path)
     given = federation_from_arguments(about, method, model, data, clients, criterion) or _from_file(path, about)
     simulation = restore_simulation(path, about["made_by"], given)
@@ -175,6 +178,8 @@ def _from_file(path: Path, about: dict[str, Any]) -> Federation:
 
     try:
         return build(Experiment.from_dict(about))
+    except UntrustedCode:
+        raise
     except FedkeepError as error:
         raise error.converted(
             ConfigError,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -364,3 +365,40 @@ def test_importing_fedkeep_does_not_import_pydantic_or_rich() -> None:
     script = "import sys, fedkeep; print('pydantic' in sys.modules, 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_files_are_relative_to_the_experiment_file_and_found_again_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    x, y = np.random.default_rng(0).normal(size=(60, 4)).astype("float32"), np.arange(60) % 3
+    np.savez(project / "own.npz", x_train=x[:45], y_train=y[:45], x_test=x[45:], y_test=y[45:])
+    fk.save_federation(project / "split.json", [[*range(20)], [*range(20, 45)]], [[0], [1]])
+    tables = {**GIVEN, "data": "own.npz", "split": {"file": "split.json"}, "train": {"rounds": 2, "epochs": 1}}
+    tables["train"]["cohorts"] = "split.json"
+    (project / "my.toml").write_bytes(to_toml(tables))
+    monkeypatch.chdir(tmp_path)
+    made = Experiment.load("project/my.toml")
+    assert made.data["source"] == str(project / "own.npz")
+    assert made.train.cohorts == made.split["file"] == str(project / "split.json")
+    run_experiment(made, "run")
+    from_override = Experiment.load("project/my.toml", ["data=project/own.npz", "split.file=project/split.json"])
+    assert from_override.to_dict() == made.to_dict()
+    monkeypatch.chdir(elsewhere)
+    (project / "split.json").unlink()  # the run folder has a copy
+    assert fk.resume(tmp_path / "run", from_round=0).finished
+    assert fk.instruments.analyse(tmp_path / "run", "divergence")["round"] == 3
+
+
+def test_a_file_in_the_working_directory_is_found_too_and_a_missing_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.toml").write_bytes(to_toml({**GIVEN, "data": "own.npz"}))
+    monkeypatch.chdir(tmp_path)
+    assert Experiment.load("a/x.toml").data["source"] == str(tmp_path / "a" / "own.npz")
+    (tmp_path / "own.npz").touch()
+    assert Experiment.load("a/x.toml").data["source"] == str(tmp_path / "own.npz")
+    assert Experiment.load("a/x.toml", ["data=digtis"]).data["source"] == "digtis"

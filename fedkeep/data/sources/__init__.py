@@ -22,7 +22,7 @@ __all__ = ["load"]
 _FILES = (".npz", *tables.SUFFIXES)
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 
-Source = str | Path | Sequence[Any] | Mapping[str, Any]
+Source = str | Path | Sequence[Any] | Mapping[str, Any] | Dataset
 _SINGLE_TABLE_TEST = 0.2  # the default test share of a single table
 
 
@@ -52,6 +52,7 @@ def load(
     - a folder: IDX files, CIFAR binary batches, images by class, tables
     - "hf:NAME" for a Hugging Face data set
     - "generated:NAME" for random data of the size of a named data set
+    - a data set, to which the options below apply
 
     `root` is the folder of the named data sets; the default is $FEDKEEP_DATA, else ~/.cache/fedkeep.
 
@@ -93,6 +94,10 @@ def _load(
     options: dict[str, Any],
 ) -> Dataset:
     parsed = Options.parse(options)
+    if isinstance(source, Dataset):
+        if given := [*options, *(name for name, value in (("mean", mean), ("std", std)) if value is not None)]:
+            raise DataError(f"the option {given[0]} does not apply to a data set that is loaded", key=given[0])
+        return source
     raw = _number_from_zero(_with_test(_read(source, root, parsed), parsed), parsed, n_classes)
     _require_n_classes(raw, n_classes)
     assert raw.test is not None

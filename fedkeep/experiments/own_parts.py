@@ -1,0 +1,189 @@
+"""Parts of an experiment that are not fedkeep's: models, data and callbacks, named `package.module:name`.
+
+An installed package may also offer them under a short name, in the entry point groups `fedkeep.models`, `fedkeep.data`
+and `fedkeep.callbacks`. Code is imported only when the user has given its name (`fedkeep._util.own_parts`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fedkeep import models
+from fedkeep._util.own_parts import call_object, entry_point_names, is_own_part, load_object, trust
+from fedkeep._util.rng import seeded
+from fedkeep._util.structure import structure_hash
+from fedkeep._util.text import did_you_mean, format_value
+from fedkeep.data import Dataset, load
+from fedkeep.data.sources import generated, hub, named
+from fedkeep.engine.simulation import Callback
+from fedkeep.errors import ConfigError
+from fedkeep.experiments.overrides import NAME_KEY, as_table
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.experiment import Experiment
+
+GROUPS = {"model": "fedkeep.models", "data": "fedkeep.data", "callbacks": "fedkeep.callbacks"}
+LISTS = ("callbacks", "metrics")  # keys that hold several parts
+# keys of [data] that fedkeep applies to the data set that a function returns, unless the function takes them itself
+SHARED_OPTIONS = (
+    "public", "public_ids", "public_alpha", "public_only", "min_per_id", "held_out", "validation", "seed",
+)  # fmt: skip
+_FILLED_IN = {"model": ("input_shape", "n_classes"), "data": ("seed",), "callbacks": ()}
+
+
+def named_code(tables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the code that an experiment's tables name, by key. Nothing is imported.
+
+    >>> named_code({"model": {"name": "my_nets:small"}, "data": "digits", "callbacks": ["my_log:Csv"]})
+    {'model.name': 'my_nets:small', 'callbacks': 'my_log:Csv'}
+    """
+    found = {}
+    for section in ("model", "data"):
+        table = as_table(section, tables.get(section))
+        name = table.get(NAME_KEY[section]) if isinstance(table, dict) else None
+        if is_code(section, name):
+            found[f"{section}.{NAME_KEY[section]}"] = str(name)
+    for key in LISTS:
+        given = tables.get(key)
+        for number, item in enumerate([given] if isinstance(given, str | dict) else given or []):
+            name = item.get("name") if isinstance(item, dict) else item
+            if is_own_part(name):
+                found[f"{key}.{number}" if number else key] = str(name)
+    return found
+
+
+def is_code(section: str, name: object) -> bool:
+    """Return whether a section's name is `package.module:name`; `hf:NAME` and `generated:NAME` are data sets."""
+    of_data = section == "data" and str(name).startswith((hub.PREFIX, generated.PREFIX))
+    return is_own_part(name) and not of_data
+
+
+def resolve(section: str, name: object) -> str | None:
+    """Return a part of another package or of the user's as `package.module:name`; None for fedkeep's own parts."""
+    if is_code(section, name):
+        return str(name)
+    known = name in models.REGISTRY if section == "model" else section == "data" and named.canonical_name(str(name))
+    if known or not isinstance(name, str) or not name.isidentifier():
+        return None
+    found = entry_point_names(GROUPS[section]).get(name)
+    if found is not None:
+        trust([found])  # the user has installed the package
+    return found
+
+
+def load_part(section: str, name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Import a part and return it; raise if it does not take these options."""
+    key = f"{section}.{NAME_KEY[section]}" if section in NAME_KEY else section
+    part = load_object(resolve(section, name) or name, key=key)
+    parameters = _parameters(part, key, name)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return part
+    for option, value in options.items():
+        if option not in parameters and not (section == "data" and option in SHARED_OPTIONS):
+            suggestion = did_you_mean(option, list(parameters), section)
+            raise ConfigError(
+                f"{name} has no option {option!r}: {suggestion}", key=f"{section}.{option}", value=value,
+                valid=list(parameters),
+            )  # fmt: skip
+    for parameter in parameters.values():
+        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        if required and parameter.name not in (*options, *_FILLED_IN[section]):
+            raise ConfigError(
+                f"{section}.{parameter.name} is missing: {name} needs it", key=f"{section}.{parameter.name}"
+            )
+    return part
+
+
+def build_own_model(table: Mapping[str, Any], data: Dataset, seed: int) -> nn.Module:
+    """Call the user's function, or build the user's class, with torch seeded by the run's seed."""
+    options = dict(table)
+    name = options.pop("name")
+    part = load_part("model", name, options)
+    filled = {"input_shape": data.input_shape, "n_classes": data.n_classes}
+    with seeded(seed, torch.device("cpu")):
+        model = call_object(part, name, "model.name", _filled(part, options, filled))
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model.name = {name!r} returned {type(model).__name__}, not a torch.nn.Module",
+            key="model.name",
+            value=name,
+        )
+    return model
+
+
+def load_own_data(table: Mapping[str, Any], seed: int) -> Dataset:
+    """Call the user's function, and apply the options of [data] that hold for every data set."""
+    options = {"seed": seed, **table}
+    name = options.pop("source")
+    part = load_part("data", name, options)
+    named_options = _parameters(part, "data.source", name)
+    shared = {key: options.pop(key) for key in SHARED_OPTIONS if key in options and key not in named_options}
+    data = call_object(part, name, "data.source", options)
+    if not isinstance(data, Dataset):
+        raise ConfigError(
+            f"data.source = {name!r} returned {type(data).__name__}, not what fedkeep.data.load or from_arrays return",
+            key="data.source",
+            value=name,
+        )
+    return load(data, **shared)
+
+
+def make_own_callbacks(callbacks: Iterable[Mapping[str, Any]]) -> list[Callback]:
+    """Return new callbacks: what each function returns, or an instance of each class."""
+    made = []
+    for table in callbacks:
+        options = dict(table)
+        name = options.pop("name")
+        callback = call_object(load_part("callbacks", name, options), name, "callbacks", options)
+        if not callable(callback):
+            raise ConfigError(
+                f"callbacks = {name!r} returned {format_value(callback, most=60)}, which cannot be called with the "
+                "simulation and the record",
+                key="callbacks",
+                value=name,
+            )
+        made.append(callback)
+    return made
+
+
+def check_parts(experiment: Experiment) -> None:
+    """Import the parts that an experiment names; raise if one does not exist or does not take its options."""
+    for section, name, options in _parts(experiment):
+        load_part(section, name, options)
+
+
+def code_hashes(experiment: Experiment) -> dict[str, str]:
+    """Return a hash of the source of each own part, by section; comments and layout do not count."""
+    found: dict[str, str] = {}
+    for section, name, _ in _parts(experiment):
+        code = structure_hash(load_object(resolve(section, name) or name, key=section))
+        found[section] = f"{found[section]} {code}" if section in found else code
+    return found
+
+
+def _parts(experiment: Experiment) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the section, name and options of every part of an experiment that is not fedkeep's."""
+    tables = [("model", experiment.model), ("data", experiment.data)]
+    for section, table in [*tables, *(("callbacks", each) for each in experiment.callbacks)]:
+        options = dict(table)
+        name = options.pop(NAME_KEY.get(section, "name"))
+        if section == "callbacks" or resolve(section, name) is not None:
+            yield section, name, options
+
+
+def _parameters(part: Callable[..., Any], key: str, name: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(part).parameters
+    except (TypeError, ValueError):
+        raise ConfigError(f"{key} = {name!r}: its arguments are not known", key=key, value=name) from None
+
+
+def _filled(part: Callable[..., Any], options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Return the options, with what fedkeep knows for arguments that have no value yet."""
+    parameters = inspect.signature(part).parameters
+    return {**{key: value for key, value in known.items() if key in parameters}, **options}
