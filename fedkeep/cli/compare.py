@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,10 @@ from fedkeep.cli.options import AsJson, Runs
 from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedkeep.analysis.groups import Group
+    from fedkeep.analysis.metric_columns import Column
     from fedkeep.analysis.run_set import RunSet
 
 
@@ -31,6 +35,20 @@ def compare(
     target: Annotated[
         float | None,
         typer.Option(help="Also show the rounds to fractions of this accuracy, such as 0.8 (Flashback table 1)."),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns to show instead of the usual ones, separated by commas: macro_f1, auc, ece, recall.CLASS, "
+            "metrics of your own, final, ...",
+        ),
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC", help="Also show this metric for each owner of test examples: accuracy, auc, ..."
+        ),
     ] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
@@ -49,30 +67,58 @@ def compare(
     runs = read_runs(folders)
     if against is not None:
         _require_group(runs, against)
+    chosen = Chosen.parse(runs, metrics, sites)
     if markdown:
-        print(_as_markdown(runs))
+        print(_as_markdown(runs, chosen))
     elif as_json:
-        print(to_json(_as_data(runs, against, target), indent=2))
+        print(to_json(_as_data(runs, against, target, chosen), indent=2))
     else:
-        show(Console(), runs, against, target)
+        show(Console(), runs, against, target, chosen)
     if runs.incomplete:
         raise typer.Exit(1)
 
 
-def show(console: Console, runs: RunSet, against: str | None = None, target: float | None = None) -> None:
+@dataclass(frozen=True)
+class Chosen:
+    """What the user chose to see: the columns, if not the usual ones, and a metric by site."""
+
+    columns: tuple[Column, ...] = ()
+    sites: str | None = None
+
+    @classmethod
+    def parse(cls, runs: RunSet, metrics: str | None, sites: str | None) -> Chosen:
+        """Return what the options choose; raise if no run has it."""
+        from fedkeep.analysis.metric_columns import parse_columns, site_values
+
+        if sites is not None:
+            site_values(runs.groups, sites)
+        return cls(tuple(parse_columns(metrics, runs.groups)) if metrics is not None else (), sites)
+
+
+def show(
+    console: Console,
+    runs: RunSet,
+    against: str | None = None,
+    target: float | None = None,
+    chosen: Chosen = Chosen(),
+) -> None:
     """Print, for each problem, the table of its groups and the result of the comparison in sentences."""
     for number, problem in enumerate(runs.problems, start=1):
         if len(runs.problems) > 1:
             heading = f"Problem {number} of {len(runs.problems)}: {problem.title}"
             console.print(f"\n{heading}" if number > 1 else heading, style="bold", highlight=False, markup=False)
-        show_problem(console, problem.groups, against, target)
+        show_problem(console, problem.groups, against, target, chosen)
     if len(runs.problems) > 1:
         note = "Results of different problems are not compared with each other."
         console.print(f"\n{note}", highlight=False, markup=False)
 
 
 def show_problem(
-    console: Console, groups: list[Group], against: str | None = None, target: float | None = None
+    console: Console,
+    groups: list[Group],
+    against: str | None = None,
+    target: float | None = None,
+    chosen: Chosen = Chosen(),
 ) -> None:
     """Print the table of the groups of one problem and the result of the comparison in sentences."""
     from fedkeep.analysis.groups import FRACTIONS, rounds_to
@@ -87,7 +133,12 @@ def show_problem(
     else:
         title = "Mean±standard deviation over runs; number of runs in brackets"
         named = {f"{g.label} [{len(g.runs)}]": g for g in groups}
-    console.print(tables.comparison(title, named))
+    if chosen.columns:
+        console.print(tables.chosen_metrics(title, named, chosen.columns))
+    else:
+        console.print(tables.comparison(title, named))
+    if chosen.sites is not None and (by_site := _by_site(groups, chosen.sites)):
+        console.print(tables.site_table(chosen.sites, by_site))
     tables.print_personal(console, groups)
     if target is not None:
         reached = {name: rounds_to(g, target) for name, g in named.items()}
@@ -116,7 +167,17 @@ def _within(groups: Sequence[Group], name: str | None) -> str | None:
         return None
 
 
-def _as_data(runs: RunSet, against: str | None, target: float | None) -> dict[str, Any]:
+def _by_site(groups: Sequence[Group], metric: str) -> dict[str, dict[str, np.ndarray]]:
+    """Return a metric by group and site; empty for a problem without sites."""
+    from fedkeep.analysis.metric_columns import site_values
+
+    try:
+        return site_values(groups, metric)
+    except FedkeepError:  # another problem has them
+        return {}
+
+
+def _as_data(runs: RunSet, against: str | None, target: float | None, chosen: Chosen) -> dict[str, Any]:
     from fedkeep.analysis.compare import comparison_as_data
     from fedkeep.analysis.sentences import sentences
 
@@ -124,15 +185,27 @@ def _as_data(runs: RunSet, against: str | None, target: float | None) -> dict[st
     for problem in runs.problems:
         name = _within(problem.groups, against)
         found = {"found": sentences(problem.groups, name)}
-        problems.append({"title": problem.title, **comparison_as_data(problem.groups, name, target), **found})
+        data = comparison_as_data(problem.groups, name, target)
+        for row, group in zip(data["groups"], problem.groups, strict=True):
+            if chosen.columns:
+                row["metrics"] = {column.key: column.as_data(group) for column in chosen.columns}
+            if chosen.sites is not None:
+                row["sites"] = {chosen.sites: _by_site([group], chosen.sites).get(group.label, {})}
+        problems.append({"title": problem.title, **data, **found})
     return {"problems": problems, "left_out": runs.left_out_as_data()}
 
 
-def _as_markdown(runs: RunSet) -> str:
+def _as_markdown(runs: RunSet, chosen: Chosen) -> str:
     from fedkeep.analysis.compare import comparison_as_markdown, markdown_text
+    from fedkeep.analysis.metric_columns import columns_as_markdown, sites_as_markdown
+
+    def table(groups: list[Group]) -> str:
+        usual = columns_as_markdown(groups, chosen.columns) if chosen.columns else comparison_as_markdown(groups)
+        by_site = _by_site(groups, chosen.sites) if chosen.sites is not None else {}
+        return f"{usual}\n\n{sites_as_markdown(chosen.sites or '', by_site)}" if by_site else usual
 
     several = len(runs.problems) > 1
     return "\n\n".join(
-        (f"**{markdown_text(problem.title)}**\n\n" if several else "") + comparison_as_markdown(problem.groups)
+        (f"**{markdown_text(problem.title)}**\n\n" if several else "") + table(problem.groups)
         for problem in runs.problems
     )

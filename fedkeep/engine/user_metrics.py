@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep._util.own_parts import load_object
+from fedkeep._util.own_parts import load_object, trust
 from fedkeep._util.structure import structure_hash
 from fedkeep._util.text import one_line
 from fedkeep.errors import FedkeepError
@@ -98,6 +98,7 @@ def _by_name(given: Any) -> dict[str, Any]:
 
 def _load(name: str, metric: Any) -> Metric:
     if isinstance(metric, str):
+        trust([metric])  # the user has named it, in Python
         metric = load_object(metric, key=f"metrics.{name}", error=FedkeepError)
     if isinstance(metric, type) or not callable(metric):
         raise _unusable(name, f"must be a function (logits, labels) -> {_FORMS}, not {metric!r}")

@@ -30,6 +30,7 @@ KEYS = [
     "keep",
     "label",
     "callbacks",
+    "metrics",
 ]  # the top-level keys of an experiment
 
 

@@ -129,7 +129,7 @@ def resume_experiment(
     if not distributed.current_ranks().on_rank0(is_complete):
         callbacks = [*callbacks, *own_parts.make_own_callbacks(experiment.callbacks)]
         _require_same_code(experiment, path)
-        return continue_run(path, build(experiment), callbacks, from_round, experiment.keep)
+        return continue_run(path, build(experiment, with_metrics=True), callbacks, from_round, experiment.keep)
     return load_finished(experiment, path)
 
 
