@@ -1,6 +1,6 @@
 """Export of runs as one table, written as CSV, or as Parquet with the extra `data`.
 
-Long, the default: a row is one number, `run, method, seed, round, measure, class, client, site, value`; class, client
+Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value, site`; class, client
 and site are empty where a measure has none. Wide: a row is one round, with a column per measure, and per measure and
 class; measures of single clients and sites are omitted. Numbers that do not exist (a class that the test set lacks)
 have no row.
@@ -34,7 +34,7 @@ from fedkeep.runs.round_metrics import BY_CLASS, OF_SITE, SCALARS, class_metrics
 log = logging.getLogger("fedkeep")
 
 Row = dict[str, Any]
-COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "site", "value")
+COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value", "site")
 SUFFIXES = (".csv", ".parquet")
 _TEXT_COLUMNS = ("run", "method", "measure", "site")
 _INTEGER_COLUMNS = ("seed", "round", "class", "client")

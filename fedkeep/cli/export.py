@@ -28,7 +28,7 @@ def export(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export every number of every round as one table: run, method, seed, round, measure, class, client, site, value.
+    """Export every number of every round as one table: run, method, seed, round, measure, class, client, value, site.
 
     A run that cannot be read is left out with a warning. Exits with 1 if that run was named itself, and with 2 if no
     run can be read.

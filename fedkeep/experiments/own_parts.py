@@ -157,6 +157,9 @@ def metric_names(given: Any) -> dict[str, str]:
     >>> metric_names(["my_metrics:specificity"])
     {'specificity': 'my_metrics:specificity'}
     """
+    if not isinstance(given, Mapping | list | str):
+        message = f"metrics = {format_value(given)}: write a table of names, each with package.module:function"
+        raise ConfigError(message, key="metrics", value=given)
     metrics = _metrics_by_name(given)
     for name, code in metrics.items():
         require_metric_name(name)
@@ -173,8 +176,8 @@ def _metrics_by_name(given: Any) -> dict[str, Any]:
     """Return metrics by name: a table as it is, a list by the functions' own names."""
     if isinstance(given, Mapping):
         return dict(given)
-    listed = [] if given is None else [given] if isinstance(given, str) else given
-    return {str(code).rpartition(":")[2]: code for code in listed} if isinstance(listed, list) else {"": given}
+    listed = given if isinstance(given, list) else [given] if isinstance(given, str) else []
+    return {str(code).rpartition(":")[2]: code for code in listed}
 
 
 def load_metrics(experiment: Experiment) -> dict[str, Callable[..., Any]]:

@@ -182,7 +182,7 @@ class History(RoundMetrics):
         }
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame, one row per evaluated round: metrics, losses, bytes, and each class's accuracy.
+        """Return a DataFrame, one row per evaluated round: accuracy, losses, bytes, each class's accuracy, metrics.
 
         Kept runs of tables have neither learning rates nor test losses.
         """
@@ -192,11 +192,13 @@ class History(RoundMetrics):
             raise FedkeepError("to_pandas needs pandas: pip install pandas") from error
         keys = ("round", "lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
         frame = pd.DataFrame([{key: r[key] for key in keys if key in r} for r in self._evaluated()])
-        for position, (name, values) in enumerate(self.metrics().items(), start=1):
-            frame.insert(position, name, values)
-        by_class = {"class": self.class_accuracy, **self.class_metrics()}
-        del by_class["recall"]  # that is the class accuracy
-        added = {f"{name}_{c}": column for name, table in by_class.items() for c, column in enumerate(table.T)}
+        frame.insert(1, "accuracy", self.accuracy)
+        added = {f"class_{c}": column for c, column in enumerate(self.class_accuracy.T)}
+        metrics = {name: values for name, values in self.metrics().items() if name != "accuracy"}
+        for name, table in self.class_metrics().items():
+            if name != "recall":  # that is the class accuracy
+                metrics |= {f"{name}_{c}": column for c, column in enumerate(table.T)}
+        added |= {name: values for name, values in metrics.items() if not np.isnan(values).all()}
         return pd.concat([frame, pd.DataFrame(added)], axis=1).set_index("round")
 
     def __repr__(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from torch import nn
+from typer.testing import CliRunner
 
 import fedkeep as fk
+from fedkeep.analysis.export import long_table, wide_table
+from fedkeep.cli.app import app
 from fedkeep.engine.simulation import Simulation
-from fedkeep.errors import FedkeepError, RunError
+from fedkeep.errors import FedkeepError, ModelError, RunError
 
 SITES = np.array(["Aachen", "Bonn", "Celle"])
 SETTINGS: dict[str, Any] = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 10, "lr": 0.1}
@@ -239,6 +244,164 @@ def test_an_invalid_metric_in_a_file_is_damage(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(RunError, match="incomplete or invalid"):
             _unpacked("here", "rounds.jsonl", {**line, key: value}, 1)
+
+
+@pytest.fixture(scope="module")
+def two_methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods with two seeds each, on hospitals and named classes; one run has a metric of its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = dataclasses.replace(make_data(), class_names=("benign", "malignant", "other", "none"))
+    clients = fk.data.partition.by_id(data.ids)
+    for method, lr in (("fedavg", 0.001), ("fedprox", 0.1)):
+        for seed in (0, 1):
+            options = {**SETTINGS, "lr": lr, "seed": seed, "label": method, "run_dir": folder / f"{method}-{seed}"}
+            fk.simulate(method, make_model(), data, clients, metrics=OWN if method == "fedavg" else None, **options)
+    return folder
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_compare_shows_the_metrics_that_are_chosen(two_methods: Path) -> None:
+    chosen = "final,macro_f1,auc,ece,top2,macro_recalls,recall.malignant,f1.0"
+    table = run("compare", two_methods, "--metrics", chosen, "--markdown").splitlines()
+    assert table[0] == (
+        "| method | final % | macro F1 % | AUC | ECE | top2 | macro_recalls | recall malignant % | F1 benign % | runs |"
+    )
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[2:]]
+    by_method = {row[0]: row[1:] for row in cells}
+    fedavg = [fk.load_run(two_methods / f"fedavg-{seed}") for seed in (0, 1)]
+    mean, spread = (f([history.auc[-1] for history in fedavg]) for f in (np.mean, lambda v: np.std(v, ddof=1)))
+    assert by_method["fedavg"][2] == f"<u>{mean:.3f}±{spread:.3f}</u>"
+    assert by_method["fedprox"][2].startswith("**")
+    assert by_method["fedprox"][4:6] == ["-", "-"], "it has no metrics of its own"
+    assert by_method["fedavg"][-2] == f"<u>{100 * np.mean([h.f1[-1][0] for h in fedavg]):.1f}±" + (
+        f"{100 * np.std([h.f1[-1][0] for h in fedavg], ddof=1):.1f}</u>"
+    )
+    text = run("compare", two_methods, "--metrics", "auc,top2")
+    assert "-: not recorded" in text
+    assert "smoothed" not in text
+    assert "AUC" not in run("compare", two_methods)
+
+
+def test_compare_shows_a_metric_by_site(two_methods: Path) -> None:
+    text = run("compare", two_methods, "--sites", "macro_f1")
+    assert "macro F1 % by site" in text
+    assert all(site in text for site in SITES)
+    data = json.loads(run("compare", two_methods, "--sites", "auc", "--metrics", "f1.1", "--json"))
+    group = next(g for g in data["problems"][0]["groups"] if g["label"] == "fedavg")
+    histories = [fk.load_run(two_methods / name) for name in group["runs"]]
+    assert group["sites"]["auc"]["Bonn"] == [history.site_metrics()[1]["auc"] for history in histories]
+    assert group["metrics"]["f1.1"]["runs"] == [history.f1[-1][1] for history in histories]
+    assert group["mean"]["macro_f1"] == pytest.approx(np.mean([history.macro_f1[-1] for history in histories]))
+    markdown = run("compare", two_methods, "--sites", "ece", "--markdown")
+    assert "| ECE | Aachen | Bonn | Celle |" in markdown
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--metrics", "macro_f2", "no run has the metric 'macro_f2': did you mean macro_f1?"),
+        ("--metrics", "f1", "it has a value for each class, such as f1.0"),
+        ("--metrics", "f1.7", "f1.7 names no class: valid: benign, malignant, other, none"),
+        ("--metrics", ",", "--metrics is empty"),
+        ("--sites", "f1", "--sites: unknown metric 'f1': valid: examples, accuracy"),
+    ],
+)
+def test_compare_refuses_unknown_metrics(two_methods: Path, option: str, value: str, message: str) -> None:
+    with pytest.raises(FedkeepError, match=re.escape(message)) as refused:
+        CliRunner().invoke(app, ["compare", str(two_methods), option, value], catch_exceptions=False)
+    assert refused.value.key == option
+
+
+def test_export_has_a_row_for_every_metric(two_methods: Path, tmp_path: Path) -> None:
+    columns, rows = [], list(long_table([two_methods / "fedavg-0"]))
+    last = [row for row in rows if row["round"] == 2]
+    history = fk.load_run(two_methods / "fedavg-0")
+
+    def values(measure: str, **where: Any) -> list[float]:
+        return [r["value"] for r in last if r["measure"] == measure and all(r[k] == v for k, v in where.items())]
+
+    for name, column in history.metrics().items():
+        if not name.startswith("macro_recalls"):
+            assert values(name) == [column[-1]], name
+    for name in ("precision", "f1", "class_auc", "recalls"):
+        assert values(name) == history.class_metrics()[name][-1].tolist()
+    bonn = history.site_metrics()[1]
+    assert values("site_auc", site="Bonn", client=1) == [bonn["auc"]]
+    assert values("site_recall", site="Bonn") == bonn["recall"].tolist()
+    columns, wide = wide_table([two_methods / "fedavg-0"])
+    assert {"macro_f1", "auc", "f1_3", "top2", "recalls_0"} <= set(columns)
+    assert not any(column.startswith("site") for column in columns)
+    assert len(wide) == 3
+
+
+def test_an_experiment_names_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_metrics_of_a_test.py").write_text("def half(z, y):\n    return 0.5\n")
+    name = "own_metrics_of_a_test:half"
+    small = ["digits", "rounds=2", "epochs=1", "participation=2", "method=fedavg"]
+    text = run("run", *small, f"metrics.half={name}", "--name", "one")
+    assert re.search(r"method +half", text)
+    history = fk.load_run("runs/one")
+    assert history.metrics()["half"].tolist() == [0.5, 0.5]
+    assert history.about["metrics"] == {"half": name}
+    assert "metrics" not in fk.load_run("runs/one").records[-1]["metrics"]
+    run("run", *small, f"metrics={name}", "--name", "one")  # the same experiment
+    for override, message in {
+        "metrics=own_metrics_of_a_test:hafl": "did you mean half?",
+        "metrics.half=half": "write package.module:function",
+        "metrics.auc=own_metrics_of_a_test:half": "every run has a number of that name",
+        "metrics=3": "metrics = 3: write a table of names",
+    }.items():
+        with pytest.raises(FedkeepError, match=re.escape(message)):
+            CliRunner().invoke(app, ["run", *small, override, "--name", "two"], catch_exceptions=False)
+    other = CliRunner().invoke(app, ["run", *small, "--name", "one"])
+    assert other.exit_code == 1
+    assert "holds another experiment: metrics" in " ".join(other.output.split())
+
+
+def test_one_logit_is_refused_and_two_logits_are_the_same_model() -> None:
+    data = make_data(with_sites=False)
+    binary = dataclasses.replace(data, y_train=data.y_train % 2, y_test=data.y_test % 2, n_classes=2)
+    torch.manual_seed(0)
+    one = nn.Linear(8, 1)
+    for model in (one, nn.Sequential(one, nn.Flatten(0))):
+        with pytest.raises(ModelError, match=r"one logit per example.*fedkeep.models.two_logits\(model\)"):
+            fk.simulate("fedavg", model, binary, [np.arange(160)], **SETTINGS)
+    x, y = binary.x_train, binary.y_train
+    two = fk.models.two_logits(one)
+    expected = nn.functional.binary_cross_entropy_with_logits(one(x).squeeze(1), y.float())
+    loss = nn.functional.cross_entropy(two(x), y)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    ours, theirs = (torch.autograd.grad(value, one.weight)[0] for value in (loss, expected))
+    assert torch.allclose(ours, theirs, atol=1e-7)
+    history = fk.simulate("fedavg", two, binary, [np.arange(160)], **SETTINGS)
+    z = history.model(binary.x_test)[:, 1].detach().numpy()
+    assert history.auc[-1] == pytest.approx(reference.roc_auc_score(binary.y_test.numpy(), z))
+    with pytest.raises(ModelError, match="one logit per example, not"):
+        fk.models.two_logits(nn.Linear(8, 2))(x)
+    featured = fk.models.two_logits(fk.models.build("mlp", (8,), 1))
+    assert torch.allclose(featured.head(featured.features(x)), featured(x))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "message"),
+    [
+        (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss is for one logit or several labels per example"),
+        (nn.functional.binary_cross_entropy_with_logits, "one logit or several labels per example"),
+        (nn.MultiLabelSoftMarginLoss(), "several labels per example"),
+        (nn.MSELoss(), "MSELoss is for regression"),
+        (nn.functional.l1_loss, "l1_loss is for regression"),
+    ],
+)
+def test_losses_of_other_problems_are_refused(criterion: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as refused:
+        simulate(criterion=criterion)
+    assert refused.value.key == "criterion"
 
 
 def test_thousands_of_owners_are_not_recorded() -> None:
