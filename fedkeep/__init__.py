@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation
     from fedkeep.experiments.resume import resume
     from fedkeep.runs import tensorboard
+    from fedkeep.runs.csv_logger import CSVLogger
     from fedkeep.runs.federation_copy import save_federation
     from fedkeep.runs.history import History
+    from fedkeep.runs.mlflow_logger import MLflow
     from fedkeep.runs.reading import load_run
     from fedkeep.runs.tensorboard import TensorBoard
+    from fedkeep.runs.wandb_logger import WandB
 
 __all__ = [
+    "CSVLogger",
     "History",
+    "MLflow",
     "Profile",
     "Settings",
     "Simulation",
     "TensorBoard",
+    "WandB",
     "__version__",
     "data",
     "errors",
@@ -54,11 +60,14 @@ __all__ = [
 
 # Imported at first use: the command line must be able to handle a signal before torch is imported.
 _MODULE_OF = {
+    "CSVLogger": "runs.csv_logger",
     "History": "runs.history",
+    "MLflow": "runs.mlflow_logger",
     "Profile": "engine.profile",
     "Settings": "engine.settings",
     "Simulation": "engine.simulation",
     "TensorBoard": "runs.tensorboard",
+    "WandB": "runs.wandb_logger",
     "load_run": "runs.reading",
     "resume": "experiments.resume",
     "save_federation": "runs.federation_copy",

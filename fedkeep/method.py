@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedkeep import tree
+from fedkeep import optim, tree
 from fedkeep._util.hyperparameters import Hyper, hyper
 from fedkeep._util.text import did_you_mean
 from fedkeep.bounds import Bound
@@ -95,7 +95,7 @@ class FedAvg:
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     passes: ClassVar[tuple[str, ...]] = ("loss",)  # the loss hooks of a step, in order: one gradient each
-    optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # the clients' optimisers for which it is defined
+    optimizers: ClassVar[tuple[str, ...]] = optim.OPTIMIZERS  # the clients' optimisers for which it is defined
     reveals: ClassVar[str] = ""  # what other clients learn of a single client; needed with `broadcast_to`
     # what the entries of an honest upload are like: a federation's server rejects others
     bounds: ClassVar[Mapping[str, Bound]] = {"n": Bound(whole=True, low=1)}
@@ -104,6 +104,8 @@ class FedAvg:
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
+        if "paper" not in vars(cls):
+            cls.paper = ""  # it is not that of the parent
         if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
             setattr(cls, "averaged", ())  # noqa: B010 (what the parent declares need not hold; mypy: it is a property)
         _check_hooks(cls)

@@ -7,15 +7,17 @@ for one client; `update_` is torch's fused kernel for it, in place, for one clie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedkeep import tree
-from fedkeep._util.private_apis import fused_adam, fused_sgd
+from fedkeep._util.private_apis import fused_adam, fused_adamw, fused_sgd
 from fedkeep._util.validate import require_choice, require_number
 from fedkeep.tree import Tree
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 class Optimizer(Protocol):
@@ -109,9 +111,7 @@ class Adam:
     def update(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
         """Return w - lr * m_hat / (sqrt(v_hat) + eps)."""
         given, precise = params, tree.leaves(state["m"])[0].dtype
-        grads, params = tree.to(grads, precise), tree.to(params, precise)
-        if self.weight_decay:
-            grads = tree.map(lambda g, w: g + self.weight_decay * w, grads, params)
+        grads, params = self._decayed(tree.to(grads, precise), tree.to(params, precise), lr)
         t = state["t"] + 1
         m = tree.map(lambda m, g: self.beta1 * m + (1 - self.beta1) * g, state["m"], grads)
         v = tree.map(lambda v, g: self.beta2 * v + (1 - self.beta2) * g * g, state["v"], grads)
@@ -121,8 +121,29 @@ class Adam:
 
     def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         """Write the new weights and moments over the old; all stacked clients are at the same step."""
+        self._update_with(fused_adam, grads, state, params, lr)
+
+    @property
+    def fused(self) -> bool:
+        """Whether this torch has the kernel that `update_` needs."""
+        return fused_adam is not None
+
+    def effective_steps(self, steps: int) -> float:
+        """Count the steps: Adam moves by about lr whatever the gradient's size.
+
+        So (w_g - w) / (effective steps * lr) is a *normalised* gradient here, of another scale than the loss's.
+        """
+        return float(steps)
+
+    def _decayed(self, grads: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
+        """Return the gradients and weights of a step with weight decay: here it is part of the gradient."""
+        if self.weight_decay:
+            grads = tree.map(lambda g, w: g + self.weight_decay * w, grads, params)
+        return grads, params
+
+    def _update_with(self, kernel: Any, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         state["t"] += 1
-        fused_adam(
+        kernel(
             tree.leaves(params),
             _laid_out(grads, params),
             tree.leaves(state["m"]),
@@ -138,17 +159,27 @@ class Adam:
             maximize=False,
         )
 
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay, as `torch.optim.AdamW`: the weights shrink by lr * weight_decay in every step.
+
+    On a GPU, torch's fused kernel takes its steps; those of `fedkeep.engine.gpu` are for Adam.
+    """
+
+    def update_(self, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
+        """Write the new weights and moments over the old; all stacked clients are at the same step."""
+        self._update_with(fused_adamw, grads, state, params, lr)
+
     @property
     def fused(self) -> bool:
         """Whether this torch has the kernel that `update_` needs."""
-        return fused_adam is not None
+        return fused_adamw is not None
 
-    def effective_steps(self, steps: int) -> float:
-        """Count the steps: Adam moves by about lr whatever the gradient's size.
-
-        So (w_g - w) / (effective steps * lr) is a *normalised* gradient here, of another scale than the loss's.
-        """
-        return float(steps)
+    def _decayed(self, grads: Tree, params: Tree, lr: float | Tensor) -> tuple[Tree, Tree]:
+        if self.weight_decay:
+            params = tree.map(lambda w: w - w * (lr * self.weight_decay), params)
+        return grads, params
 
 
 def _laid_out(grads: Tree, params: Tree) -> list[Tensor]:
@@ -158,8 +189,10 @@ def _laid_out(grads: Tree, params: Tree) -> list[Tensor]:
 
 
 def make(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
-    """Return the optimiser of this name; for Adam, momentum is beta1."""
+    """Return the optimiser of this name; for Adam and AdamW, momentum is beta1."""
     require_number("momentum", momentum, low=0, below=1)
     require_number("weight_decay", weight_decay, low=0)
-    require_choice("optimizer", name, ("sgd", "adam"))
-    return SGD(momentum, weight_decay) if name == "sgd" else Adam(beta1=momentum, weight_decay=weight_decay)
+    require_choice("optimizer", name, OPTIMIZERS)
+    if name == "sgd":
+        return SGD(momentum, weight_decay)
+    return (AdamW if name == "adamw" else Adam)(beta1=momentum, weight_decay=weight_decay)

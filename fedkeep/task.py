@@ -28,7 +28,7 @@ from fedkeep.optim import SGD, Optimizer
 from fedkeep.tree import Tree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Public:
     """The public set, the server's own examples: a training part and a validation part."""
 
@@ -36,6 +36,9 @@ class Public:
     y: Tensor
     x_val: Any
     y_val: Tensor
+
+    def __repr__(self) -> str:
+        return f"<Public: {len(self.y)} examples for training, {len(self.y_val)} for validation>"
 
 
 _GRADIENTS_AT_ONCE = 10  # gradients of single examples in memory at a time: each is as large as the model

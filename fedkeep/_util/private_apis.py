@@ -4,7 +4,8 @@
 
 Here, with a fallback:
 
-- `torch._fused_sgd_`, `torch._fused_adam_`: without them, optimisers use their `update` (fedkeep.optim)
+- `torch._fused_sgd_`, `torch._fused_adam_`, `torch._fused_adamw_`: without them, optimisers use their `update`
+  (fedkeep.optim)
 - `torch._C._functorch.is_batchedtensor`: without it, the tensor's representation is used
 - `torch._C._functorch.get_interpreter_stack`: without it, some transform is assumed, and torch's own layers are used
 - `torch.autograd._profiler_enabled`: without it, the parts of every round are marked for a profiler
@@ -33,6 +34,7 @@ import torch
 
 fused_sgd: Any = getattr(torch, "_fused_sgd_", None)
 fused_adam: Any = getattr(torch, "_fused_adam_", None)
+fused_adamw: Any = getattr(torch, "_fused_adamw_", None)
 profiler_enabled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
 

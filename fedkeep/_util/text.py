@@ -61,6 +61,15 @@ def clip(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
+def short_name(name: object, most: int = 24) -> str:
+    """Return the name of a class or a client, which may contain anything, on one line and safe to show.
+
+    >>> short_name("  a\\x1b[31m\\nvery long name of a hospital "), short_name("Bonn")
+    ('a\\\\x1b[31m very long nam…', 'Bonn')
+    """
+    return clip(printable(" ".join(str(name).split())), most)
+
+
 def one_line(error: BaseException | str, most: int = 240) -> str:
     """Return a message on one line of at most this many characters; what a terminal would obey is escaped.
 

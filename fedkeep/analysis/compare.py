@@ -108,7 +108,7 @@ def baseline(groups: Sequence[Group]) -> Group | None:
     It must not depend on the results. None if no group is finished.
     """
     finished = sorted((g for g in groups if g.finished), key=lambda g: g.label)
-    fedavg = [g for g in finished if g.setting.get("method", {}).get("name") == "fedavg"]
+    fedavg = [g for g in finished if g.setting.get("method", {}).get("name", "").lower() == "fedavg"]
     return max(fedavg, key=lambda g: len(g.runs)) if fedavg else next(iter(finished), None)
 
 

@@ -1,9 +1,9 @@
 """Export of runs as one table, written as CSV, or as Parquet with the extra `data`.
 
-Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value, site`; class, client
-and site are empty where a measure has none. Wide: a row is one round, with a column per measure, and per measure and
-class; measures of single clients and sites are omitted. Numbers that do not exist (a class that the test set lacks)
-have no row.
+Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value, class_name,
+client_name, site`; class, client and site are empty where a measure has none, and names where they are not known. Wide:
+a row is one round, with a column per measure, and per measure and class; measures of single clients and sites are
+omitted. Numbers that do not exist (a class that the test set lacks) have no row.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fedkeep.runs.round_metrics import BY_CLASS, OF_SITE, SCALARS, class_metrics
 log = logging.getLogger("fedkeep")
 
 Row = dict[str, Any]
-COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value", "site")
+COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value", "class_name", "client_name", "site")
 SUFFIXES = (".csv", ".parquet")
-_TEXT_COLUMNS = ("run", "method", "measure", "site")
+_TEXT_COLUMNS = ("run", "method", "measure", "class_name", "client_name", "site")
 _INTEGER_COLUMNS = ("seed", "round", "class", "client")
 _SCALARS = ("lr", "train_loss", "test_loss", "epsilon", "bytes_down", "bytes_up", "seconds")
 
@@ -126,7 +126,17 @@ def _rows_of_run(path: Path, name: str) -> list[Row]:
     check_records(history)
     about = {"run": name, "method": history.method, "seed": history.about.get("seed")}
     empty = dict.fromkeys(("class", "client", "site"))
-    return [{**about, **empty, **row} for row in _rows(history, path) if np.isfinite(row["value"])]
+    rows = ({**about, **empty, **row} for row in _rows(history, path) if np.isfinite(row["value"]))
+    return [{**row, **_names(history, row)} for row in rows]
+
+
+def _names(history: History, row: Row) -> Row:
+    """Return the names of a row's class and client, None where they are not known."""
+    names, c = history.class_names, row["class"]
+    return {
+        "class_name": None if names is None or c is None else names[c],
+        "client_name": history.client_names.get(row["client"]),
+    }
 
 
 def wide_table(paths: Iterable[str | Path], left_out: dict[Path, str] | None = None) -> tuple[list[str], list[Row]]:

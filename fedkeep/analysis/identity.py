@@ -20,6 +20,7 @@ from fedkeep._util.validate import require_whole
 from fedkeep.data import Augment
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import RunError
+from fedkeep.runs.experiment_file import OBSERVED
 from fedkeep.runs.history import History
 from fedkeep.runs.label_counts import label_counts_of
 
@@ -28,6 +29,7 @@ PROBLEM_SETTINGS = ("rounds", "participation", "eval_every", "cohorts", "reducti
 NAME_KEYS = {"method": "name", "model": "name", "data": "source", "split": "kind"}
 _SAME_SKEW = 0.1  # how far the label skew of two random splits of one kind may differ
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
+_UNKNOWN = dict.fromkeys(_DEFAULTS)
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,19 @@ class Identity:
         about = self.history.about
         return "name" in about["model"] and "kind" in about["split"]
 
+    @property
+    def observed(self) -> bool:
+        """Whether fedkeep only recorded the run, of a user's own app."""
+        return bool(self.history.about.get("made_by", {}).get("engine") == OBSERVED)
+
     @cached_property
     def setting(self) -> dict[str, Any]:
         """The experiment without seeds, as tables; hashes stand for what tables cannot hold."""
         about = self.history.about
         made_by = about.get("made_by", {})
         setting = {key: _without_none(about[key]) for key in ("method", "model", "data", "split")}
-        # what did not exist when the run was made had its default
-        train = {**_DEFAULTS, "seed": None, **about["train"]}
+        # what did not exist when the run was made had its default; of an observed run, fedkeep's defaults say nothing
+        train = {**(_UNKNOWN if self.observed else _DEFAULTS), "seed": None, **about["train"]}
         if train["cohorts"] is not None:  # a file: its contents count, not its name
             train["cohorts"] = made_by.get("cohorts", train["cohorts"])
         setting["train"] = _with_effect(train)
@@ -158,9 +165,10 @@ def _criterion(made_by: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_effect(train: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that are used: no `hostile` for a plain mean, no `dp_delta` without noise, and so on."""
+    """Return the settings that are used: no `hostile` for a plain mean, no `lr_decay` with a cosine, and so on."""
     unused = {
         "hostile": train["aggregation"] == "mean",
+        "lr_decay": train["lr_schedule"] != "exponential",
         "dp_delta": train["dp_noise"] is None,
         "participation": train["cohorts"] is not None,
     }

@@ -125,11 +125,13 @@ def _title(tables: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [clip(PurePath(source).name or source, 30), clip(f"{kind} ({listed})" if listed else kind, 40)]
     if "n_clients" in split:
         parts.append(f"{printable(split['n_clients'])} clients")
-    return ", ".join([*parts, _cohort(train), f"{train.get('rounds')} rounds"])
+    return ", ".join([*parts, *_cohort(train), f"{train.get('rounds')} rounds"])
 
 
-def _cohort(train: Mapping[str, Any]) -> str:
+def _cohort(train: Mapping[str, Any]) -> list[str]:
+    """Return how many clients a round has; nothing if a run does not say so."""
     if train.get("cohorts") is not None:
-        return "given cohorts"
-    share = train.get("participation")
-    return f"{100 * share:g}% per round" if isinstance(share, float) else f"{printable(share)} per round"
+        return ["given cohorts"]
+    if (share := train.get("participation")) is None:
+        return []
+    return [f"{100 * share:g}% per round" if isinstance(share, float) else f"{printable(share)} per round"]

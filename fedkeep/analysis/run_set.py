@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkeep._util.text import one_line, printable
+from fedkeep._util.text import list_some, one_line, printable
 from fedkeep.analysis.groups import Group, Problem, Run, Status
+from fedkeep.analysis.html import run_set_html
 from fedkeep.analysis.identity import same_split_kind
 from fedkeep.analysis.labels import set_labels, set_titles
 from fedkeep.analysis.record_checks import check_records
@@ -23,13 +24,21 @@ from fedkeep.runs.reading import find_runs, load_run
 log = logging.getLogger("fedkeep")
 
 
-@dataclass
+@dataclass(repr=False)
 class RunSet:
     """The problems that some run folders solve, and the folders that could not be used."""
 
     problems: list[Problem]
     left_out: dict[Path, str] = field(default_factory=dict)  # with the reason
     incomplete: bool = False  # whether a run that the user named itself, not by its parent, could not be read
+
+    def __repr__(self) -> str:
+        labels = list_some([printable(group.label) for group in self.groups], 6)
+        left_out = f", {len(self.left_out)} left out" if self.left_out else ""
+        return f"<RunSet: {sum(len(group.runs) for group in self.groups)} runs of {labels}{left_out}>"
+
+    def _repr_html_(self) -> str:
+        return run_set_html(self)
 
     @property
     def groups(self) -> list[Group]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedkeep._util.text import join_names
+from fedkeep._util.text import join_names, short_name
 from fedkeep.analysis.compare import (
     EQUAL,
     HIGHER_IS_BETTER,
@@ -53,7 +53,8 @@ def nothing_learned(groups: Sequence[Group]) -> str:
     """Return the verdict on groups whose models never were better than a constant prediction."""
     predicted = {run.only_prediction for g in groups for run in g.runs}
     if len(predicted) == 1 and None not in predicted:
-        return f"No model learned: all predict class {predicted.pop()}. Are the inputs scaled?"
+        name = short_name(groups[0].runs[0].history.class_name(predicted.pop() or 0))
+        return f"No model learned: all predict {name}. Are the inputs scaled?"
     if None not in predicted:
         return "No model learned: each predicts one class for every example. Are the inputs scaled?"
     return (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from fedkeep._util.json import to_json
 from fedkeep.cli.options import (
@@ -17,8 +18,8 @@ from fedkeep.cli.options import (
     TuneEpochs,
     confirm_code,
     require_fitted_study,
+    require_writable_folder,
 )
-from fedkeep.errors import FedkeepError
 
 
 def analyse(
@@ -53,11 +54,12 @@ def analyse(
     """
     from fedkeep._util.optional import require_extra
     from fedkeep.analysis.recoverable import PUBLIC, STUDY
+    from fedkeep.cli.progress import StepBar
     from fedkeep.instruments.options import Options
     from fedkeep.instruments.study import analyse, parse_study_names
     from fedkeep.instruments.summary import sentences
     from fedkeep.plots.style import parse_formats
-    from fedkeep.runs.reading import read_experiment
+    from fedkeep.runs.reading import load_run, read_experiment
 
     names = parse_study_names(what)
     if fit_on_test:
@@ -78,22 +80,22 @@ def analyse(
         parse_formats(formats)
         require_extra("matplotlib", "plots", "plotting")
         require_plots(names)
-        if output.exists() and not output.is_dir():
-            raise FedkeepError(f"{output} is a file, not a folder to plot into", key="output", value=str(output))
+        require_writable_folder(output)
     confirm_code(read_experiment(folder), trust, ("model.name", "data.source"))
-    analysis = analyse(folder, names, options)
+    files = []
+    with StepBar(Console(stderr=True), 1 + len(names) + (output is not None)) as progress:
+        analysis = analyse(folder, names, options, progress)
+        history = load_run(folder, weights=False)
+        if output is not None:
+            progress("plots")
+            files = draw(analysis, output, formats, history)
     if fit_on_test and analysis[STUDY]["fitted_on"] == PUBLIC:
         print("fedkeep: --fit-on-test had no effect: the bias was fitted on the run's public set", file=sys.stderr)
-    files = []
-    if output is not None:
-        files = draw(analysis, output, formats)
     if as_json:
         print(to_json({**analysis, "files": [str(file) for file in files]}, indent=2))
         return
-    from rich.console import Console
-
     console = Console()
-    for sentence in sentences(analysis):
+    for sentence in sentences(analysis, history):
         console.print(sentence, highlight=False, markup=False)
     for file in files:
         print(file)

@@ -41,6 +41,7 @@ def demo(
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.experiments import demo as job
     from fedkeep.reports.page import write as write_report
+    from fedkeep.runs.files import write_atomic
 
     if svg is not None:
         options.require_writable(svg, "demo.svg", key="svg")
@@ -66,7 +67,7 @@ def demo(
     console.print(tables.comparison(title, {n: Group.of_histories(n, histories) for n, histories in runs.items()}))
     console.print(job.verdict(runs))
     if svg is not None:
-        console.save_svg(str(svg), title="fedkeep demo")
+        write_atomic(svg, console.export_svg(title="fedkeep demo").encode())
     if as_json:
         _print_summaries(runs)
     else:

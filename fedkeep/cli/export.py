@@ -79,6 +79,10 @@ def plot(
             "all of these), or other plots that docs/reproduce.md names."
         ),
     ] = "",
+    methods: Annotated[
+        str,
+        typer.Option(help="Only these methods or labels, in this order, comma-separated. Default: all, by rank."),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Plot runs (extra plots): accuracy, class accuracies, forgetting, split, local models, and more.
@@ -87,9 +91,14 @@ def plot(
     """
     from fedkeep.plots.runs import plot as plot_runs
 
-    files = plot_runs(folders, output, formats, [name.strip() for name in only.split(",") if name.strip()])
+    files = plot_runs(folders, output, formats, _parse_names(only), _parse_names(methods))
     if as_json:
         print(to_json([str(file) for file in files], indent=2))
     else:
         for file in files:
             print(printable(file))
+
+
+def _parse_names(text: str) -> list[str]:
+    """Split names at commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -166,3 +167,18 @@ def require_writable(output: Path, example: str = "report.html", key: str = "out
         raise FedkeepError(
             f"{output} is a folder: name the file to write, such as {output / example}", key=key, value=str(output)
         )
+    _require_access(output.parent, output, key)
+
+
+def require_writable_folder(output: Path, key: str = "output") -> None:
+    """Raise if this cannot be a folder to write files in, whether it exists or is to be created."""
+    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise FedkeepError(f"{existing} is a file, not a folder to write in", key=key, value=str(output))
+    _require_access(existing, output, key)
+
+
+def _require_access(folder: Path, output: Path, key: str) -> None:
+    """Raise unless files can be created in the folder: its permissions and its file system allow it."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FedkeepError(f"{output} cannot be written: the folder {folder} is read-only", key=key, value=str(output))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedkeep._util.json import to_json
+from fedkeep._util.text import list_some, short_name
 from fedkeep.cli.options import AsJson, ExperimentArgs, Trust, file_and_overrides, naming, require_writable
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def partition(
     With --save, the split and the cohorts are written to a file, which split.file=FILE and cohorts=FILE read.
     """
     from fedkeep._util import own_parts
+    from fedkeep.data.partition import heterogeneity
     from fedkeep.engine.cohorts import CohortSequence, summarize_cohorts
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment, read
@@ -55,29 +58,41 @@ def partition(
     if save is not None:
         save_federation(save, clients, cohorts, data.y_train)
     if output is not None:
-        _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}")
+        _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}", data.class_names)
     if as_json:
-        table = {"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}
+        table: dict[str, Any] = {"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}
+        table["heterogeneity"] = heterogeneity(counts)
+        if data.class_names is not None:
+            table["class_names"] = list(data.class_names)
+        if clients.owners is not None:
+            table["client_names"] = [clients.name(k) for k in range(len(clients))]
         print(to_json(table if cohorts is None else {**table, "cohorts": cohorts}, indent=2))
         return
     console = Console()
-    _print_split(console, counts)
+    _print_split(console, counts, data.class_names)
+    if clients.owners is not None:
+        names = list_some([f"{k} {short_name(clients.name(k))}" for k in range(len(clients))])
+        console.print(f"clients: {names}", highlight=False, markup=False)
     if cohorts is not None:
         console.print(summarize_cohorts(cohorts, len(clients)), highlight=False)
 
 
-def _print_split(console: Console, counts: np.ndarray) -> None:
+def _print_split(console: Console, counts: np.ndarray, names: Sequence[str] | None) -> None:
     from fedkeep.cli import heatmap
-    from fedkeep.data.partition import summarize_label_counts
+    from fedkeep.data.heterogeneity import format_heterogeneity
+    from fedkeep.data.partition import heterogeneity, summarize_label_counts
 
-    console.print(heatmap.label_count_map(counts, console.width))
+    console.print(heatmap.label_count_map(counts, console.width, names))
     console.print(summarize_label_counts(counts), highlight=False)
+    console.print(format_heterogeneity(heterogeneity(counts)), highlight=False)
 
 
-def _save_svg(path: Path, counts: np.ndarray, title: str) -> None:
+def _save_svg(path: Path, counts: np.ndarray, title: str, names: Sequence[str] | None) -> None:
     """Save the picture as an SVG file, wide enough for at most 200 clients."""
     from fedkeep.cli import heatmap
+    from fedkeep.runs.files import write_atomic
 
-    console = Console(record=True, file=io.StringIO(), width=max(80, min(len(counts), 200) + heatmap.MARGIN))
-    _print_split(console, counts)
-    console.save_svg(str(path), title=title)
+    width = min(len(counts), 200) + heatmap.label_count_margin(counts.shape[1], names)
+    console = Console(record=True, file=io.StringIO(), width=max(80, width))
+    _print_split(console, counts, names)
+    write_atomic(path, console.export_svg(title=title).encode())

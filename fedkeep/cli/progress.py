@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from rich.text import Text
 
 from fedkeep import forgetting
 from fedkeep._util.text import printable
-from fedkeep.cli.heatmap import append_cells
+from fedkeep.cli.heatmap import append_cells, row_labels
 from fedkeep.errors import Diverged, FedkeepError, RunError
 from fedkeep.runs.history import History, Record
 
 MAX_SECONDS_BETWEEN_LINES = 10.0  # when piped
+MIN_SECONDS_BETWEEN_STEPS = 1.0  # when piped: steps that follow each other faster are not printed
 
 
 class ProgressBar:
@@ -64,6 +65,7 @@ class ProgressBar:
     def __call__(self, simulation: Any, record: Record) -> None:
         """Count a round. The bar is a callback of the simulation."""
         self._count(record["round"])
+        self.run.class_names = simulation.history.class_names
         for each in [record] if self.run.round else simulation.history.records:  # resumed: the earlier rounds too
             self.run.update(each)
         if self.live is None and time.monotonic() - self.last_line >= MAX_SECONDS_BETWEEN_LINES:
@@ -108,6 +110,34 @@ class ProgressBar:
         return Group(self.progress.get_renderable(), Text(self.run.line()), self.run.strip())
 
 
+class StepBar:
+    """Progress over named steps: a bar on a terminal, and when piped a line before each step that others waited for."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.total, self.started, self.last_line = total, 0, time.monotonic()
+        columns = (TextColumn("{task.description:<16}", markup=False), BarColumn(), MofNCompleteColumn())
+        self.progress = Progress(*columns, console=console, transient=True)
+        self.task = self.progress.add_task("", total=total)
+        self.live = console.is_terminal
+
+    def __enter__(self) -> StepBar:
+        if self.live:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.live:
+            self.progress.stop()
+
+    def __call__(self, step: str) -> None:
+        """Show which step starts now; those before it are finished."""
+        self.progress.update(self.task, description=step, completed=self.started)
+        self.started += 1
+        if not self.live and time.monotonic() - self.last_line >= MIN_SECONDS_BETWEEN_STEPS:
+            self.last_line = time.monotonic()
+            print(f"{step} ({self.started} of {self.total})", file=sys.stderr, flush=True)
+
+
 class RunProgress:
     """Accuracy, forgetting and class accuracies of one run, updated record by record.
 
@@ -122,6 +152,7 @@ class RunProgress:
     """
 
     def __init__(self, rounds: int = 60) -> None:
+        self.class_names: Sequence[str] | None = None
         self.round = 0
         self.accuracy = float("nan")
         self.epsilon: float | None = None
@@ -160,8 +191,9 @@ class RunProgress:
         if not self.recent:
             return text
         accuracy = np.stack(self.recent)
+        labels = row_labels(accuracy.shape[1], self.class_names, 4)
         for c in self._shown(most):
-            text.append(f"  class {c:<4} ", style="dim")
+            text.append(f"  {labels[c]}", style="dim")
             append_cells(text, accuracy[:, c])
             text.append("\n")
         return text

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     from fedkeep.instruments.options import Options
     from fedkeep.runs.history import History
 
+ToTensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write TensorBoard event files (extra tensorboard).")
+]
+ToCsv = Annotated[bool, typer.Option("--csv", help="Also write log.csv in the run folder, a row per round.")]
+ToWandB = Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases, offline (extra wandb).")]
+ToMlflow = Annotated[bool, typer.Option("--mlflow", help="Also log to MLflow (extra mlflow).")]
+
 
 @dataclass(frozen=True)
 class ExtraCallbacks:
@@ -48,15 +55,21 @@ class ExtraCallbacks:
     every: int = 10
     options: Options | None = None  # of the studies
     profile: Profile | None = None  # of a single run, in this process
+    csv: bool = False
+    wandb: bool = False
+    mlflow: bool = False
 
     def __call__(self) -> list[Callback]:
         """Return new callbacks for one run."""
         from fedkeep.instruments import Every
+        from fedkeep.runs.csv_logger import CSVLogger
+        from fedkeep.runs.mlflow_logger import MLflow
         from fedkeep.runs.tensorboard import TensorBoard
+        from fedkeep.runs.wandb_logger import WandB
 
         callbacks: list[Callback] = [Every(self.every, self.instruments, self.options)] if self.instruments else []
-        if self.tensorboard:
-            callbacks.append(TensorBoard())
+        loggers = {TensorBoard: self.tensorboard, CSVLogger: self.csv, WandB: self.wandb, MLflow: self.mlflow}
+        callbacks += [logger() for logger, wanted in loggers.items() if wanted]
         return callbacks if self.profile is None else [*callbacks, self.profile]
 
 
@@ -66,9 +79,10 @@ def run(
     runs: Annotated[Path, typer.Option(help="Where to create the run folders.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run folder (with a sweep: its prefix).")] = None,
     jobs: JobsOption = "auto",
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard event files (extra tensorboard).")
-    ] = False,
+    tensorboard: ToTensorBoard = False,
+    csv: ToCsv = False,
+    wandb: ToWandB = False,
+    mlflow: ToMlflow = False,
     instruments: Annotated[
         str, typer.Option(help="Also run these studies, separated by commas (see fedkeep analyse).")
     ] = "",
@@ -111,7 +125,9 @@ def run(
         option = "--personal-data" if tune_epochs is None else "--tune-epochs"
         raise FedkeepError(f"{option} is for --instruments {personal.STUDY}", key=option)
     options = Options(tune_epochs=tune_epochs, personal_data=personal_data, fit_on_test=fit_on_test)
-    make_callbacks = ExtraCallbacks(tensorboard, studies, every, options, Profile() if profile else None)
+    make_callbacks = ExtraCallbacks(
+        tensorboard, studies, every, options, Profile() if profile else None, csv, wandb, mlflow
+    )
     make_callbacks()  # a missing package is reported now, not after the first round
     file, overrides = file_and_overrides(args)
     if file is None and not overrides:
@@ -180,6 +196,10 @@ def resume(
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round and repeat the later ones.")
     ] = None,
     trust: Trust = None,
+    tensorboard: ToTensorBoard = False,
+    csv: ToCsv = False,
+    wandb: ToWandB = False,
+    mlflow: ToMlflow = False,
 ) -> None:
     """Resume an interrupted run. The result is bit for bit that of an uninterrupted run.
 
@@ -191,12 +211,13 @@ def resume(
 
     about = read_experiment(folder)
     confirm_code(about, trust)
+    loggers = ExtraCallbacks(tensorboard, csv=csv, wandb=wandb, mlflow=mlflow)()
     rounds = about.get("train", {}).get("rounds", 0)
     with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
         if from_round is not None:
             progress.show(f"going back to round {from_round}: later rounds are repeated")
-        history = resume_from_file(folder, (progress,), from_round)
+        history = resume_from_file(folder, (progress, *loggers), from_round)
         progress.finish_run(folder.name, history, rounds)
     _show_runs({folder.name: history}, as_json, folder.parent)
 

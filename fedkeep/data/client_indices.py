@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep._util.html import Html
 from fedkeep._util.text import format_value, one_line
 from fedkeep._util.validate import require_number
+from fedkeep.data.display import describe_partition, partition_html
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Partition:
     """The examples of each client, as two arrays: client k has `indices[offsets[k]:offsets[k + 1]]`.
 
@@ -24,12 +26,19 @@ class Partition:
     indices: np.ndarray
     offsets: np.ndarray
     file: str | None = field(default=None, compare=False)  # the federation file that it was read from
-    held: Partition | None = field(default=None, compare=False, repr=False)  # what `hold_out` left out, by client
-    owners: np.ndarray | None = field(default=None, compare=False, repr=False)  # [N] who each client is, where known
+    held: Partition | None = field(default=None, compare=False)  # what `hold_out` left out, by client
+    owners: np.ndarray | None = field(default=None, compare=False)  # [N] who each client is, where known
+    labels: np.ndarray | None = field(default=None, compare=False)  # of all examples, where known: for display alone
 
     def __post_init__(self) -> None:
         if self.indices.dtype == np.int64 and len(self.indices) < 2**31 and self.indices.max(initial=0) < 2**31:
             object.__setattr__(self, "indices", self.indices.astype(np.int32))
+
+    def __repr__(self) -> str:
+        return f"<Partition: {describe_partition(self)}>"
+
+    def _repr_html_(self) -> str:
+        return partition_html(self)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -48,7 +57,10 @@ class Partition:
 
     def name(self, k: int) -> str:
         """Return the name of one client: its owner, such as a hospital, where known."""
-        return f"client {k}" if self.owners is None else str(self.owners[k])
+        if self.owners is None:
+            return f"client {k}"
+        owner = self.owners[k]
+        return owner if isinstance(owner, str) else f"id {owner}"
 
     @property
     def sizes(self) -> np.ndarray:
@@ -70,6 +82,10 @@ class Partition:
         flat = np.bincount(owner * n_classes + y[self.indices], minlength=len(self) * n_classes)
         return flat.reshape(len(self), n_classes)
 
+    def heat_map(self, data: Any) -> Html:
+        """Return a picture for a notebook: how many examples of each class a client has, of a data set or labels."""
+        return Html(partition_html(self, getattr(data, "y_train", data), getattr(data, "class_names", None)))
+
     def hold_out(self, share: float, seed: int = 0) -> Partition:
         """Return the partition without a fraction `share` of every client's examples, chosen at random.
 
@@ -86,7 +102,7 @@ class Partition:
         remaining, held = np.sort(shuffled[kept]), np.sort(shuffled[~kept])
         left_out = Partition(self.indices[held], np.concatenate([[0], np.cumsum(self.sizes - keep)]))
         offsets = np.concatenate([[0], np.cumsum(keep)])
-        return Partition(self.indices[remaining], offsets, held=left_out, owners=self.owners)
+        return Partition(self.indices[remaining], offsets, held=left_out, owners=self.owners, labels=self.labels)
 
     @classmethod
     def of(cls, clients: Partition | Iterable[Any], n: int) -> Partition:

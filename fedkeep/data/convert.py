@@ -26,7 +26,8 @@ def to_inputs(x: Any, key: str) -> Any:
         if not x:
             raise DataError(f"{key} is an empty dict", key=key, value=x)
         return {name: to_inputs(value, f"{key}[{name!r}]") for name, value in x.items()}
-    tensor = _require_dense(x, key) if isinstance(x, Tensor) else _to_tensor(x, key)
+    tensor = require_dense(x, key) if isinstance(x, Tensor) else _to_tensor(x, key)
+    _require_channels_first(tensor, key)
     if not tensor.ndim:
         raise DataError(f"{key} must be an array of examples, not a single number", key=key, value=tensor.item())
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -38,22 +39,6 @@ def to_inputs(x: Any, key: str) -> Any:
 def cat_inputs(parts: Sequence[Any]) -> Any:
     """Return the examples of several parts, one after another."""
     return Texts.cat(parts) if isinstance(parts[0], Texts) else tree.cat(parts)
-
-
-def to_labels(y: Any, key: str) -> Tensor:
-    """Return the classes of the examples as a tensor of whole numbers."""
-    labels = _require_dense(y, key).detach().cpu() if isinstance(y, Tensor) else _to_tensor(y, key)
-    labels = labels.reshape(-1)
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise DataError(
-            f"{key} must hold one class per example, as whole numbers of at least 0, not {labels.dtype}",
-            key=key,
-            value=str(labels.dtype),
-        )
-    labels = labels.long()
-    if len(labels) and (lowest := int(labels.min())) < 0:
-        raise DataError(f"{key} contains the label {lowest}, but classes are numbered from 0", key=key, value=lowest)
-    return labels
 
 
 def require_lengths(x: Any, y: Tensor, part: str) -> None:
@@ -159,7 +144,21 @@ def is_one_of(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return np.fromiter((one in wanted for one in ids.tolist()), bool, len(ids))
 
 
-def _require_dense(x: Tensor, key: str) -> Tensor:
+def _require_channels_first(x: Tensor, key: str) -> None:
+    """Raise if these look like images [n, height, width, channels]."""
+    if x.ndim != 4 or x.shape[1] <= 4 or x.shape[2] <= 4:
+        return
+    if x.shape[3] in (3, 4) or (x.shape[3] == 1 and x.shape[1] == x.shape[2]):
+        raise DataError(
+            f"{key} has the shape {tuple(x.shape)}, but images are [n, channels, height, width]: pass "
+            "np.moveaxis(x, 3, 1), or x.permute(0, 3, 1, 2) of a tensor",
+            key=key,
+            value=tuple(x.shape),
+        )
+
+
+def require_dense(x: Tensor, key: str) -> Tensor:
+    """Return a tensor; raise unless it is dense, real and has values."""
     if x.layout != torch.strided or x.is_meta or x.is_complex():
         raise DataError(f"{key} must be a dense tensor of real numbers, not {x.layout}, {x.dtype}", key=key)
     return x

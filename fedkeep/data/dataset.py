@@ -22,9 +22,11 @@ from fedkeep.data.convert import (
     to_class_names,
     to_ids,
     to_inputs,
-    to_labels,
     to_normalisation,
 )
+from fedkeep.data.display import dataset_html, describe_dataset
+from fedkeep.data.labels import number_labels
+from fedkeep.data.normalise import STANDARD, feature_sums, mean_and_std
 from fedkeep.data.public_options import check_public_options, is_number_per_class
 from fedkeep.data.seeds import share_of_each_class, split_rng
 from fedkeep.data.texts import Texts
@@ -39,7 +41,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Examples `x` (a tensor, a dict of tensors, or texts) and labels `y` (0, 1, ...) for training and testing.
 
@@ -59,6 +61,14 @@ class Dataset:
     ids: np.ndarray | None = None  # [n] the owner of each training example
     test_ids: np.ndarray | None = None  # [m] the owner of each test example, where known
     class_names: tuple[str, ...] | None = None  # of class 0, 1, ..., where known
+    feature_names: tuple[str, ...] | None = None  # of the columns of a table
+    normalise: str | None = None  # "standard": mean and std are those of the training examples
+
+    def __repr__(self) -> str:
+        return f"<Dataset {describe_dataset(self)}>"
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
 
     @property
     def image(self) -> tuple[int, int] | None:
@@ -88,6 +98,19 @@ class Dataset:
             )
         test = self._train_on(held_out)
         return replace(self._train_on(rest), x_test=test.x_train, y_test=test.y_train, test_ids=test.ids)
+
+    def standardised(self) -> Dataset:
+        """Return the data set with the mean and the standard deviation of its training examples as mean and std.
+
+        There is one of each per feature; for images, per channel. A feature that is constant becomes 0.
+        """
+        standard = mean_and_std([feature_sums(self.x_train)])
+        public = self.public
+        if public is not None:
+            public = replace(public, x=_to_float(public.x), x_val=_to_float(public.x_val))
+        data = replace(self, x_train=_to_float(self.x_train), x_test=_to_float(self.x_test), public=public)
+        mean, std = to_normalisation(*standard, data.x_train)
+        return replace(data, mean=mean, std=std, normalise=STANDARD)
 
     def drop_small_owners(self, at_least: int) -> Dataset:
         """Return the data set without owners that have fewer than `at_least` examples (50 in Flashback).
@@ -236,12 +259,14 @@ def from_arrays(
 
     `x` is one array, or a dict of arrays for models that take a dict. Images are [n, channels, height, width]. `ids`
     names the owner of each training example, for `partition.by_id`; `test_ids` the owner of each test example.
-    `class_names` are shown instead of class 0, 1, ...
+    Labels are whole numbers from 0, texts or booleans. Texts are numbered in sorted order, or in that of `class_names`,
+    which are shown instead of class 0, 1, ...
 
     Lengths, shapes and labels are checked; numbers must be finite.
     """
     xs = {"train": to_inputs(x_train, "x_train"), "test": to_inputs(x_test, "x_test")}
-    ys = {"train": to_labels(y_train, "y_train"), "test": to_labels(y_test, "y_test")}
+    y_train, y_test, class_names = number_labels(y_train, y_test, class_names)
+    ys = {"train": y_train, "test": y_test}
     for part in ("train", "test"):
         require_lengths(xs[part], ys[part], part)
     shapes = {part: [(path, tuple(leaf.shape[1:])) for path, leaf in tree.items(xs[part])] for part in xs}
@@ -257,6 +282,11 @@ def from_arrays(
     owners, test_owners = to_ids("ids", ids, ys["train"]), to_ids("test_ids", test_ids, ys["test"])
     data = Dataset(xs["train"], ys["train"], xs["test"], ys["test"], n_classes, mean, std, name=name)
     return replace(data, ids=owners, test_ids=test_owners, class_names=names)
+
+
+def _to_float(x: Tensor) -> Tensor:
+    """Return whole numbers as floats; bytes are scaled and converted when a batch is used."""
+    return x if x.is_floating_point() or x.dtype == torch.uint8 else x.float()
 
 
 def _split_validation(index: np.ndarray, validation: float) -> tuple[np.ndarray, np.ndarray]:

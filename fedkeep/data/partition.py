@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedkeep.data.client_indices import Partition
 from fedkeep.data.convert import as_ids
 from fedkeep.data.dirichlet_draws import MOST_TRIES, draw_counts
 from fedkeep.data.federation_file import read_clients
+from fedkeep.data.heterogeneity import heterogeneity
 from fedkeep.data.seeds import split_rng
 from fedkeep.errors import PartitionError
 
@@ -30,6 +32,7 @@ __all__ = [
     "by_id",
     "dirichlet",
     "from_file",
+    "heterogeneity",
     "iid",
     "label_quantity",
     "shards",
@@ -41,8 +44,9 @@ _MOST = 2**31  # of clients, examples and classes
 
 def iid(y: Any, n_clients: int, seed: int = 0) -> Partition:
     """Divide the shuffled examples evenly."""
-    n = len(_to_labels(y, n_clients))
-    return Partition(split_rng(seed, "clients").permutation(n), _even_offsets(n, n_clients))
+    y = _to_labels(y, n_clients)
+    n = len(y)
+    return Partition(split_rng(seed, "clients").permutation(n), _even_offsets(n, n_clients), labels=y)
 
 
 def shards(y: Any, n_clients: int, s: int, seed: int = 0) -> Partition:
@@ -67,7 +71,7 @@ def shards(y: Any, n_clients: int, s: int, seed: int = 0) -> Partition:
     start, size = bounds[shard_order], np.diff(bounds)[shard_order]
     offsets = np.concatenate([[0], np.cumsum(size)])
     within = np.arange(len(y)) - np.repeat(offsets[:-1], size)
-    return Partition(order[np.repeat(start, size) + within], offsets[::s])
+    return Partition(order[np.repeat(start, size) + within], offsets[::s], labels=y)
 
 
 def dirichlet(
@@ -118,16 +122,15 @@ def dirichlet(
             )
         pieces = np.array_split(rng.permutation(len(y)), n_clients // group)
         seeds = rng.integers(0, 2**63, len(pieces))
-        return Partition.from_parts(
-            [
-                piece[client]
-                for piece, s in zip(pieces, seeds, strict=True)
-                for client in dirichlet(y[piece], group, alpha, int(s), min_size, cap, tries)
-            ]
-        )
+        parts = [
+            piece[client]
+            for piece, s in zip(pieces, seeds, strict=True)
+            for client in dirichlet(y[piece], group, alpha, int(s), min_size, cap, tries)
+        ]
+        return replace(Partition.from_parts(parts), labels=y)
     by_class = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
     counts = draw_counts(rng, [len(c) for c in by_class], n_clients, alpha, cap, min_size, tries)
-    return _assign(by_class, counts)
+    return _assign(by_class, counts, y)
 
 
 def label_quantity(y: Any, n_clients: int, k: int, seed: int = 0) -> Partition:
@@ -162,7 +165,7 @@ def label_quantity(y: Any, n_clients: int, k: int, seed: int = 0) -> Partition:
                 value=k,
             )
         counts[c, owners] = np.diff(_even_offsets(len(members), len(owners)))
-    return _assign(by_class, counts)
+    return _assign(by_class, counts, y)
 
 
 def by_id(ids: Any) -> Partition:
@@ -183,7 +186,8 @@ def from_file(y: Any, file: str | os.PathLike[str], overlap: bool = False) -> Pa
     """
     if not isinstance(file, str | os.PathLike):
         raise PartitionError(f"file must be a path, not {format_value(file)}", key="file", value=file)
-    return read_clients(file, _to_labels(y, 1), require_bool("overlap", overlap, PartitionError))
+    y = _to_labels(y, 1)
+    return replace(read_clients(file, y, require_bool("overlap", overlap, PartitionError)), labels=y)
 
 
 def summarize_label_counts(counts: np.ndarray) -> str:
@@ -195,11 +199,10 @@ def summarize_label_counts(counts: np.ndarray) -> str:
     sizes = counts.sum(1)
     nonempty = counts[sizes > 0]
     classes = (nonempty > 0).sum(1)
-    overall = counts.sum(0) / counts.sum()
-    distance = np.abs(nonempty / nonempty.sum(1, keepdims=True) - overall).sum(1) / 2  # total variation
+    changed = heterogeneity(counts)["earth_movers"]
     return (
         f"{len(counts)} clients with {sizes.min()} to {sizes.max()} examples (median {np.median(sizes):g}) and "
-        f"{classes.min()} to {classes.max()} classes (median {np.median(classes):g}); on average {distance.mean():.0%} "
+        f"{classes.min()} to {classes.max()} classes (median {np.median(classes):g}); on average {changed:.0%} "
         "of a client's labels would have to change to match the label distribution of all clients"
     )
 
@@ -243,17 +246,18 @@ def _assign_classes(rng: np.random.Generator, n_classes: int, n_clients: int, k:
     return has_class
 
 
-def _assign(by_class: list[np.ndarray], counts: np.ndarray) -> Partition:
+def _assign(by_class: list[np.ndarray], counts: np.ndarray, y: np.ndarray) -> Partition:
     """Return the partition that assigns each class's examples, in order, by counts [classes, clients]."""
     owner = np.concatenate([np.repeat(np.arange(counts.shape[1]), row) for row in counts])
     indices = np.concatenate(by_class)
-    return Partition(indices[np.argsort(owner, kind="stable")], np.concatenate([[0], np.cumsum(counts.sum(0))]))
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(0))])
+    return Partition(indices[np.argsort(owner, kind="stable")], offsets, labels=y)
 
 
 def _with_equal_sizes(clients: Partition, y: np.ndarray[Any, Any]) -> Partition:
     """Concatenate the clients' examples, each client's sorted by class, and cut them into parts of equal size."""
     examples = np.concatenate([own[np.argsort(y[own], kind="stable")] for own in clients])
-    return Partition.from_parts(np.array_split(examples, len(clients)))
+    return replace(Partition.from_parts(np.array_split(examples, len(clients))), labels=y)
 
 
 KINDS: dict[str, Callable[..., Partition]] = {

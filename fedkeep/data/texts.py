@@ -16,7 +16,7 @@ from fedkeep.tree import Tree
 _TOKENS_ON_CPU, _TOKENS_ON_GPU = 2**15, 2**18  # in one pass without gradients, padding included
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Texts:
     """Texts of different lengths: the leaf of a tree, in the place of a tensor with one row per example.
 
@@ -31,6 +31,9 @@ class Texts:
     start: Tensor  # [n] where each text begins
     length: Tensor  # [n] its number of tokens
     form: TextForm
+
+    def __repr__(self) -> str:
+        return f"<Texts: {len(self.length)} texts of up to {self.form.max_length} tokens of {self.form.tokenizer}>"
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], form: TextForm) -> Texts:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from fedkeep import tree
 from fedkeep.engine.local import ClientJob, ClientResult
 from fedkeep.errors import Diverged
 from fedkeep.tree import Tree
+
+_LARGE_INPUT = 30  # inputs of about 1 are usual
 
 
 def finite_and_loss(jobs: Sequence[ClientJob], result: ClientResult) -> Tensor:
@@ -26,12 +29,23 @@ def finite_and_loss(jobs: Sequence[ClientJob], result: ClientResult) -> Tensor:
     return torch.stack([finite, losses / steps])
 
 
-def require_finite(number: int, jobs: Sequence[ClientJob], result: ClientResult, before: Tree, status: Tensor) -> None:
-    """Raise if `status`, from `finite_and_loss`, has a NaN or infinity. The host waits for the device here."""
+def require_finite(
+    number: int,
+    jobs: Sequence[ClientJob],
+    result: ClientResult,
+    before: Tree,
+    status: Tensor,
+    inputs_of: Callable[[ClientJob], Any],
+) -> None:
+    """Raise if `status`, from `finite_and_loss`, has a NaN or infinity. The host waits for the device here.
+
+    `inputs_of` returns the model inputs of a client.
+    """
     bad = (status[0] == 0).nonzero().flatten().tolist()
     if bad:
         k = bad[0]
-        raise Diverged(number, jobs[k].id, _explanation(k, jobs[k].plan.steps, result, before))
+        explanation = _explanation(k, jobs[k].plan.steps, result, before)
+        raise Diverged(number, jobs[k].id, f"{explanation}; {_remedy(inputs_of(jobs[k]))}")
 
 
 def finite_server(server: Tree) -> Tensor:
@@ -72,4 +86,13 @@ def _explanation(k: int, steps: int, result: ClientResult, before: Tree) -> str:
         causes.append(f"NaN or infinite in the upload: {', '.join(others[:3])}")
     path, size = max(((path, float(w.abs().max())) for path, w in tree.items(before)), key=lambda item: item[1])
     causes.append(f"the largest weight at the start was {size:.4g} ({path})")
-    return "; ".join(causes) + "; a smaller lr or a clip_norm may help"
+    return "; ".join(causes)
+
+
+def _remedy(inputs: Any) -> str:
+    """Return what may help: with large inputs, their normalisation."""
+    floats = [t for t in tree.leaves(inputs) if t.is_floating_point() and t.numel()]
+    largest = max((float(t.abs().max()) for t in floats), default=0.0)
+    if largest <= _LARGE_INPUT:
+        return "a smaller lr or a clip_norm may help"
+    return f'its largest input is {largest:.4g}: normalise="standard" of the data, a smaller lr or a clip_norm may help'

@@ -15,7 +15,7 @@ from fedkeep.engine.user_metrics import Metrics
 from fedkeep.method import FedAvg
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Everything a run is built from."""
 
@@ -26,3 +26,7 @@ class Federation:
     settings: Settings
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy
     metrics: Metrics = None  # the user's own
+
+    def __repr__(self) -> str:
+        model = type(self.model).__name__
+        return f"<Federation: {self.method.name} trains {model} on {self.data.name}, {len(self.clients)} clients>"

@@ -28,14 +28,16 @@ from fedkeep.task import Task, describe_criterion
 log = logging.getLogger("fedkeep")
 
 
-def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int) -> dict[str, Any]:
+def experiment_dict(
+    method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int, normalise: str | None = None
+) -> dict[str, Any]:
     """Return the experiment as data, as far as the objects themselves show it."""
     train = asdict(settings)
     return {
         "seed": train.pop("seed"),
         "method": method.to_dict(),
         "model": {"class": type(task.module(task.init)).__name__},
-        "data": {"source": source},
+        "data": {"source": source, **({} if normalise is None else {"normalise": normalise})},
         "split": {"n_clients": n_clients},
         "train": train,
     }
@@ -44,14 +46,21 @@ def experiment_dict(method: FedAvg, settings: Settings, task: Task, source: str,
 def made_by(engine: str, task: Task, threads: int) -> dict[str, Any]:
     """Return versions and everything else that can affect the last bit of a result."""
     return {
-        "fedkeep": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
+        **versions(),
         "engine": engine,
         "device": task.device.type,
         "threads": threads,
         "model": model_fingerprint(task),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that a run depends on."""
+    return {
+        "fedkeep": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,7 +126,8 @@ class RoundTrainer:
                 self.trainer.plan_ahead(self.planner.plan_ahead(plan.round + 1))
             with round_part("check for NaN"):
                 status = finite_and_loss(chunk, result)
-                check = functools.partial(require_finite, plan.round, chunk, result, shared["params"], status)
+                known = (plan.round, chunk, result, shared["params"], status, self._inputs_of)
+                check = functools.partial(require_finite, *known)
                 queued = self.trainer.local.task.accelerator.queues
                 if self.ranks.size > 1 or len(chunk) < len(jobs) or not queued:
                     check()
@@ -133,6 +135,12 @@ class RoundTrainer:
                     checks.append(check)
             chunks.append(self._collect(plan, chunk, result, status[1], keep_models))
         return tree.cat(chunks) if chunks else {}
+
+    def _inputs_of(self, job: ClientJob) -> Any:
+        """Return a client's examples as model inputs, without augmentation."""
+        trainer = self.trainer
+        index = torch.from_numpy(np.asarray(job.examples)).to(trainer.y.device)
+        return trainer.local.inputs.without_augmentation(tree.take(trainer.x, index))
 
     def _collect(
         self, plan: RoundPlan, jobs: Sequence[ClientJob], result: ClientResult, loss: Tensor, keep_models: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike, fspath
@@ -16,6 +15,7 @@ from fedkeep._util.validate import require_bool, require_choice, require_number,
 from fedkeep.data.augment import Augment
 from fedkeep.data.federation_file import Cohorts, check_cohorts
 from fedkeep.data.reductions import Reduction, check_reductions
+from fedkeep.engine.lr_schedule import check_schedule, learning_rate
 from fedkeep.errors import FedkeepError
 
 SMALL_MODEL = 100_000  # weights, up to which a CPU is fastest with a stacked cohort on one thread
@@ -48,6 +48,8 @@ class SettingsDict(TypedDict, total=False):
     momentum: float
     weight_decay: float
     lr_decay: float
+    lr_schedule: str
+    lr_warmup: int
     optimizer: str
     clip_norm: float | None
     augment: Augment | None
@@ -73,7 +75,7 @@ class SettingsDict(TypedDict, total=False):
     read_out: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings:
     """Settings of a run, shared by all methods; the defaults are FedNTD's.
 
@@ -82,8 +84,10 @@ class Settings:
     epochs, batch_size: of local training; drop_last: leave out a last, smaller batch of an epoch, unless it is the only
     one (the order is new in every epoch, so other examples are left out each time).
     accumulate: parts into which a batch is divided to save memory; a step uses the sum of their gradients.
-    lr: learning rate of round 1; lr_decay: its factor from round to round.
-    momentum, weight_decay, optimizer ("sgd" or "adam"): of the clients; for Adam, momentum is beta1.
+    lr: learning rate of the first round after the warm-up; lr_decay: its factor from round to round.
+    lr_schedule: "exponential", or "cosine": half a cosine from lr towards 0 over all rounds, instead of lr_decay.
+    lr_warmup: rounds at the start over which the learning rate rises to lr, in equal steps.
+    momentum, weight_decay, optimizer ("sgd", "adam" or "adamw"): of the clients; for Adam and AdamW, momentum is beta1.
     clip_norm: largest norm of a local gradient.
     augment: random augmentation, a `fedkeep.data.Augment`.
     eval_every: evaluate the global model every N rounds; eval_local_every: also the local models (0: never).
@@ -116,6 +120,8 @@ class Settings:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     lr_decay: float = 0.99
+    lr_schedule: str = "exponential"
+    lr_warmup: int = 0
     optimizer: str = "sgd"
     clip_norm: float | None = None
     augment: Augment | None = None
@@ -169,6 +175,7 @@ class Settings:
                 require_whole(name, getattr(self, name), 1, _MOST.get(name))
         for name in ("lr", "lr_decay"):
             require_number(name, getattr(self, name), above=0)
+        check_schedule(self.lr_schedule, self.lr_warmup, self.rounds)
         if self.clip_norm is not None:
             require_number("clip_norm", self.clip_norm, above=0)
         for name in ("deterministic", "tf32", "drop_last"):
@@ -188,6 +195,10 @@ class Settings:
         if self.read_out is not None:
             require_choice("read_out", self.read_out, READ_OUTS)
         self._check_privacy()
+
+    def __repr__(self) -> str:
+        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
     @property
     def private(self) -> bool:
@@ -212,10 +223,12 @@ class Settings:
 
     def lr_in(self, round: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
-        try:
-            return self.lr * self.lr_decay ** (round - 1)
-        except OverflowError:
-            return math.inf  # the run diverges
+        return learning_rate(round, self.rounds, self.lr, self.lr_schedule, self.lr_decay, self.lr_warmup)
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether the same run with more rounds would have other rounds before them: a cosine would be longer."""
+        return self.lr_schedule == "cosine"
 
     def due(self, every: int, round: int) -> bool:
         """Return whether something done every N rounds is due in this one: also in the last, never if N is 0."""

@@ -13,6 +13,8 @@ from fedkeep._util.text_form import TextForm
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.plan import ClientPlan, make_plan
+from fedkeep.data.sources import load
+from fedkeep.data.sources.objects import has_parts
 from fedkeep.data.texts import Texts
 from fedkeep.engine.settings import DTYPES, Settings
 from fedkeep.errors import DataError, FedkeepError, MethodError, ModelError
@@ -21,10 +23,13 @@ from fedkeep.task import Public, Task
 
 
 def require_dataset(data: Any) -> Dataset:
-    """Return the data set; raise if it is something else."""
+    """Return the data set; objects of other libraries, to train and to test on, are loaded. Raise for anything else."""
+    if has_parts(data):
+        return load(data)
     if not isinstance(data, Dataset):
         raise DataError(
-            f"the data must come from fedkeep.data.load or from_arrays, not as {type(data).__name__}",
+            f"the data must come from fedkeep.data.load or from_arrays, not as {type(data).__name__}; of one table, "
+            "fedkeep.data.load holds out a test set",
             key="data",
             value=data,
         )

@@ -18,7 +18,9 @@ from fedkeep.data.partition import Partition
 from fedkeep.data.reductions import require_effect
 from fedkeep.engine import distributed, provenance
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.progress import with_progress
 from fedkeep.engine.settings import Settings, SettingsDict
+from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import RunError
@@ -33,7 +35,7 @@ from fedkeep.runs.seals import damaged
 def simulate(
     method: FedAvg | str,
     model: nn.Module | str,
-    data: Dataset,
+    data: Dataset | Any,
     clients: Partition | Iterable[Any],
     *,
     callbacks: Iterable[Callback] = (),
@@ -43,27 +45,34 @@ def simulate(
     checkpoint_every: int | None = None,
     keep: int | None = None,
     label: str | None = None,
+    progress: bool | None = None,
     **settings: Unpack[SettingsDict],
 ) -> History:
     """Run a federation to its last round and return its history.
 
-    `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`. `clients` is a partition, or any
-    iterable of index arrays. `criterion` is the loss, one value per example; a loss module is taken with
-    reduction="none". The settings are those of `Settings`. A callback is called after every round with the simulation
-    and the round's record, to which it may add: numbers in `record["metrics"]` are shown with the run. If it has a
-    method `close`, that is called when the run ends, also by an error or Ctrl-C. `metrics` are functions of your own,
-    by name, of all logits and labels of the test set; each returns a number, one per class, or a dict of numbers.
+    `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`. `data` is a data set, or a pair or
+    dict of DataFrames, Hugging Face or torch data sets to train and to test on, as for `fedkeep.data.load`. `clients`
+    is a partition, or any iterable of index arrays. `criterion` is the loss, one value per example; a loss module is
+    taken with reduction="none". `metrics` are functions of your own, by name, of all logits and labels of the test set;
+    each returns a number, one per class, or a dict of numbers. The settings are those of `Settings`. A callback is
+    called after every round with the simulation and the round's record, to which it may add: numbers in
+    `record["metrics"]` are shown with the run. If it has a method `close`, that is called when the run ends, also by an
+    error or Ctrl-C.
 
     With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
     The last `keep` checkpoints (3) stay in the folder, each as large as the model.
     `label` is the name under which `fedkeep compare` and the report show the run; it does not affect the result.
+
+    Round, accuracy and time left are shown in a line on a terminal and in a notebook; `progress=True` shows them
+    everywhere, `progress=False` nowhere.
     """
     for name in settings:
         require_choice(name, name, Settings.__dataclass_fields__, what="setting")
     checked = Settings(**cast(Any, settings))
     require_effect(checked.reductions, checked.rounds)
-    simulation = Simulation(method, model, data, clients, checked, callbacks, criterion, metrics)
+    callbacks = with_progress(callbacks, progress)
+    simulation = Simulation(method, model, require_dataset(data), clients, checked, callbacks, criterion, metrics)
     saving = {"checkpoint_every": checkpoint_every, "keep": keep}
     for name, number in saving.items():
         if number is not None:
@@ -85,7 +94,7 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
     """Run a simulation in a new folder; `about` takes precedence in its experiment file, and adds to `made_by`."""
     s = simulation
     whole = {
-        **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients)),
+        **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients), s.data.normalise),
         **about,
         "made_by": {
             **_made_by(s),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedkeep import losses, models, tree
 from fedkeep._util.signals import delayed
 from fedkeep.data.dataset import Dataset
+from fedkeep.data.normalise import warn_about_scales
 from fedkeep.data.partition import Partition
 from fedkeep.engine import device, requirements, server_hooks, setup
 from fedkeep.engine.distributed import current_ranks
@@ -108,6 +109,12 @@ class Simulation:
         self.state = ServerState(server, history)
         self._begun = self._stop = self._applying = False
 
+    def __repr__(self) -> str:
+        return (
+            f"<Simulation of {self.method.name}: round {self.round} of {self.settings.rounds}, "
+            f"{len(self.clients)} clients, {self.engine.name} engine>"
+        )
+
     # What changes from round to round
 
     @property
@@ -160,6 +167,8 @@ class Simulation:
             return self._run()
 
     def _run(self) -> History:
+        if self.ranks.first and not self.round and self.data.mean is None:
+            warn_about_scales(self.data.x_train, self.data.feature_names)
         self._begin()
         try:
             while self.round < self.settings.rounds and not self._stop:

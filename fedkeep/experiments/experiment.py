@@ -35,6 +35,7 @@ from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_bool, require_choice, require_label, require_number
 from fedkeep.data import Augment, load, partition
 from fedkeep.data.dataset import BOUNDS
+from fedkeep.data.normalise import check_normalise
 from fedkeep.data.public_options import check_public_options
 from fedkeep.data.reductions import check_reductions, require_effect
 from fedkeep.data.sources.common import Options
@@ -197,6 +198,7 @@ class Experiment(BaseModel):
                 require_number(f"data.{name}", table[name], **bounds, error=ConfigError)
         require_bool("data.public_only", table.get("public_only", False), ConfigError)
         check_public_options(table, "data.", ConfigError)
+        check_normalise(table, "data.", ConfigError)
         return table
 
     @field_validator("split")

@@ -14,6 +14,7 @@ from fedkeep._util.own_parts import trust as allow
 from fedkeep.data import Dataset, Partition
 from fedkeep.engine import distributed
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.progress import with_progress
 from fedkeep.engine.provenance import same_python
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.setup import require_dataset
@@ -26,7 +27,7 @@ from fedkeep.experiments.build import build, build_model
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.experiment_file import read_experiment, read_experiment_file
+from fedkeep.runs.experiment_file import OBSERVED, read_experiment, read_experiment_file
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
@@ -50,6 +51,7 @@ def resume(
     metrics: Metrics = None,
     from_round: int | None = None,
     trust: str | Iterable[str] = (),
+    progress: bool | None = None,
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
@@ -58,9 +60,9 @@ def resume(
     your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
     stopped is continued to its last round. Code of your own that the run folder names (`package.module:name`) is
-    imported only if `trust` has its name, or its module.
+    imported only if `trust` has its name, or its module. `progress` is as in `simulate`.
     """
-    path = Path(run_dir)
+    path, callbacks = Path(run_dir), with_progress(callbacks, progress)
     allow(trust)
     about = with_own_files(read_experiment(path), path)
     federation = federation_from_arguments(about, method, model, data, clients, criterion, metrics)
@@ -87,7 +89,8 @@ def federation_from_arguments(
     if model is None or data is None or clients is None:
         missing = "model" if model is None else "data" if data is None else "clients"
         raise RunError(f"{missing} is missing: pass all three of model, data and clients, or none of them", key=missing)
-    clients = Partition.of(clients, len(require_dataset(data).y_train))
+    data = require_dataset(data)
+    clients = Partition.of(clients, len(data.y_train))
     settings = Settings.of({**about["train"], "seed": about["seed"]})
     return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion, metrics)
 
@@ -100,6 +103,13 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round:
     if about.get("made_by", {}).get("engine") == "flower":
         raise ConfigError(
             f"{path} is a run of a Flower app: start the app again (flwr run) with run-dir set to this folder",
+            key="run_dir",
+            value=str(path),
+        )
+    if about.get("made_by", {}).get("engine") == OBSERVED:
+        raise ConfigError(
+            f"{path} is the record of a Flower app: only that app can continue it (resume=True of "
+            "fedkeep.flower.forgetting)",
             key="run_dir",
             value=str(path),
         )

@@ -12,19 +12,20 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from fedkeep import losses, tree
 from fedkeep._util.text import one_line
 from fedkeep._util.validate import require_whole
 from fedkeep.data.augment import InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.labels import require_numbers
 from fedkeep.engine import device, setup
 from fedkeep.engine.local import ClientResult, LocalTraining
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError
 from fedkeep.flower import messages, privacy_mods, records
 from fedkeep.flower.client_state import ClientStates, open_states
+from fedkeep.flower.examples import read_examples
 from fedkeep.flower.messages import TrainRequest
 from fedkeep.method import FedAvg
 from fedkeep.task import Public, Task
@@ -34,8 +35,6 @@ log = logging.getLogger("fedkeep")
 
 DataFn = Callable[[Context], Any]
 ModelFn = Callable[[], nn.Module]
-
-LABEL_KEYS = ("label", "labels", "target", "y")  # of a data set whose examples are dicts
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,8 @@ def _as_dataset(data: Any) -> Dataset:
     if hasattr(data, "dataset"):  # a torch DataLoader: its batches are not used, the plan decides the batches
         data = data.dataset
     try:
-        x, y = _read_all(data) if hasattr(data, "__getitem__") and not isinstance(data, tuple | list) else data
+        is_torch = hasattr(data, "__getitem__") and not isinstance(data, tuple | list)
+        x, y = read_examples(data, "data_fn") if is_torch else data
     except FedkeepError:
         raise
     except (TypeError, ValueError):
@@ -251,26 +251,9 @@ def _as_dataset(data: Any) -> Dataset:
         ) from None
     if not len(y):
         return Dataset(x, torch.zeros(0, dtype=torch.long), x, torch.zeros(0, dtype=torch.long), 0)
+    require_numbers(y, "data_fn")
     n_classes = max(2, int(torch.as_tensor(y).max()) + 1)
     return from_arrays(x, y, x, y, n_classes=n_classes)
-
-
-def _read_all(examples: Any) -> tuple[Any, Any]:
-    """Read all of a torch data set of (x, y) pairs, or of dicts with a label."""
-    batch = default_collate([examples[k] for k in range(len(examples))])
-    if not isinstance(batch, dict):
-        x, y = batch
-        return x, y
-    label = next((key for key in LABEL_KEYS if key in batch), None)
-    if label is None:
-        raise DataError(
-            f"an example has the keys {', '.join(map(str, batch))}, but no {', '.join(LABEL_KEYS)}",
-            key="data_fn",
-            value=list(batch),
-            valid=LABEL_KEYS,
-        )
-    rest = {key: value for key, value in batch.items() if key != label and isinstance(value, Tensor)}
-    return (rest if len(rest) > 1 else next(iter(rest.values()))), batch[label]
 
 
 @contextmanager

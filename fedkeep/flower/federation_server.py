@@ -19,6 +19,7 @@ from fedkeep import tree
 from fedkeep._util.validate import require_whole
 from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.labels import require_numbers
 from fedkeep.engine import device, privacy, provenance, server_hooks, setup
 from fedkeep.engine.evaluate import logits_and_loss
 from fedkeep.engine.scores import Scorer, Sites
@@ -174,6 +175,7 @@ def build_server(
     scorer = _make_scorer(test, data, classes, metrics)
     history = History(method.name, {**asdict(settings), "engine": "flower"}, build=task.module)
     history.site_names = scorer.sites.names if scorer and scorer.sites else ()
+    history.class_names = data.class_names if data else None
     federation = FederationServer(
         method=method,
         settings=settings,
@@ -228,7 +230,7 @@ def _require_same_run(path: Path, about: dict[str, Any], federation: FederationS
     made_by = saved.get("made_by", {})
     if made_by.get("engine") != "flower":
         raise RunError(
-            f"{path} contains a simulated run: choose another run-dir", key="engine", value=made_by.get("engine")
+            f"{path} contains a run of another kind: choose another run-dir", key="engine", value=made_by.get("engine")
         )
     for key in ("method", "train", "seed", "split"):
         ours = {k: v for k, v in about[key].items() if v is not None} if isinstance(about[key], dict) else about[key]
@@ -259,8 +261,12 @@ def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str,
     made_by = {**provenance.made_by("flower", task, federation.threads), **provenance.identity(method, task, data)}
     if federation.scorer is not None:
         made_by |= provenance.tested(federation.scorer)
+    if data and data.class_names is not None:
+        made_by["class_names"] = list(data.class_names)
     return {
-        **provenance.experiment_dict(method, settings, task, source, federation.n_clients),
+        **provenance.experiment_dict(
+            method, settings, task, source, federation.n_clients, data.normalise if data else None
+        ),
         "checkpoint_every": 1,
         "made_by": {**made_by, "run": federation.run},
     }
@@ -290,4 +296,5 @@ def _load_data(data_fn: Callable[[], Any] | None) -> Dataset | None:
         raise DataError(
             f"the server's data_fn must return (x, y) or a fedkeep.data.Dataset, not {kind}", key="data_fn", value=kind
         ) from None
+    require_numbers(y, "data_fn")
     return from_arrays(x, y, x, y)

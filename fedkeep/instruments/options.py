@@ -57,4 +57,4 @@ class Options:
 
 def names_of_models(trial: NextRound) -> list[str]:
     """Return the names of `trial.models`."""
-    return ["before", *(f"client {k}" for k in trial.ids), "after"]
+    return ["before", *(trial.simulation.clients.name(k) for k in trial.ids), "after"]

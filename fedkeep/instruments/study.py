@@ -28,27 +28,34 @@ from fedkeep.instruments.recoverable import recoverable, with_course
 from fedkeep.runs.reading import read_instruments
 from fedkeep.tree import Tree
 
+TRIAL = "the trial round"
+
 
 def analyse(
-    source: str | Path | Simulation, what: str | Iterable[str] = (), options: Options | None = None, **parts: Any
+    source: str | Path | Simulation,
+    what: str | Iterable[str] = (),
+    options: Options | None = None,
+    on_step: Callable[[str], None] = lambda step: None,
+    **parts: Any,
 ) -> Result:
     """Train a trial of the round after a run's checkpoint, or after a simulation's last round, and analyse it.
 
-    `what` names studies; by default those of `CHEAP`. `parts` (model, data, clients, method, criterion) are needed for
-    runs that were started with `simulate`. Returns {"round": ..., "clients": ids, study: result, ...}. If no study
-    looks at the trial round, it is not trained and `clients` is empty.
+    `what` names studies; by default those of `CHEAP`. `on_step` is called with `TRIAL` before the trial round, and with
+    the name of each study before it starts. `parts` (model, data, clients, method, criterion) are needed for runs that
+    were started with `simulate`. Returns {"round": ..., "clients": ids, study: result, ...}. If no study looks at the
+    trial round, it is not trained and `clients` is empty.
     """
     names = parse_study_names(what)
+    on_step(TRIAL)
     simulation = source if isinstance(source, Simulation) else open_run(source, **parts)
     options = options or Options()
     if options.split:
         simulation = with_split(simulation, options.split)
     trial = untrained(simulation) if set(names) <= set(WITHOUT_TRIAL) else train_next_round(simulation)
-    result = {
-        "round": trial.round,
-        "clients": trial.ids,
-        **{name: STUDIES[name](trial, options) for name in names},
-    }
+    result: Result = {"round": trial.round, "clients": trial.ids}
+    for name in names:
+        on_step(name)
+        result[name] = STUDIES[name](trial, options)
     earlier = [] if isinstance(source, Simulation) else read_instruments(source)
     return with_earlier(result, earlier, trial.round - 1)
 

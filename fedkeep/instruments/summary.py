@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import numpy as np
 
-from fedkeep._util.text import list_some
+from fedkeep._util.text import list_some, short_name
 from fedkeep.analysis import personal
 from fedkeep.analysis.recoverable import PUBLIC
 from fedkeep.instruments.formulas import relation
 from fedkeep.instruments.options import Result
+from fedkeep.runs.history import History
 
 _OWN_AND_OTHER = ("in_local", "out_local")
 
 
-def sentences(analysis: Result) -> list[str]:
-    """Format the result of every study as one or a few sentences."""
-    number, clients = analysis["round"], list_some([str(k) for k in analysis["clients"]])
+def sentences(analysis: Result, history: History | None = None) -> list[str]:
+    """Format the result of every study as one or a few sentences; a history has the names of classes and clients."""
+    history = history or History("", {})
+    number = analysis["round"]
+    clients = list_some([short_name(history.client_names.get(k, k)) for k in analysis["clients"]])
     start = f"Trial of round {number}, from the model of round {number - 1}. Cohort: {clients}."
     if not analysis["clients"]:  # no study needed a trial
         start = f"Global model of round {number - 1}."
-    return [start, *(_FORMATS[name](result) for name, result in analysis.items() if name in _FORMATS)]
+    formats = dict(_FORMATS)
+    for name, with_names in _WITH_NAMES.items():
+        formats[name] = functools.partial(with_names, history=history)
+    return [start, *(formats[name](result) for name, result in analysis.items() if name in formats)]
 
 
-def _where(r: Result) -> str:
+def _where(r: Result, history: History) -> str:
     phases = ("local_forgetting", "aggregation_forgetting")
     local, averaging = (np.nan_to_num(np.array(r[key], dtype=float)) for key in phases)
     text = (
@@ -34,10 +41,12 @@ def _where(r: Result) -> str:
     )
     if r["most_forgotten_locally"] is not None:
         c = r["most_forgotten_locally"]
-        text += f" Most forgotten in local training: class {c} ({r['before'][c]:.0%} before, {local[c]:.2f} lost)."
+        name = short_name(history.class_name(c))
+        text += f" Most forgotten in local training: {name} ({r['before'][c]:.0%} before, {local[c]:.2f} lost)."
     if r["most_forgotten_by_averaging"] is not None:
         c = r["most_forgotten_by_averaging"]
-        text += f" Most forgotten in averaging: class {c} ({averaging[c]:.2f} lost, {r['after'][c]:.0%} after)."
+        name = short_name(history.class_name(c))
+        text += f" Most forgotten in averaging: {name} ({averaging[c]:.2f} lost, {r['after'][c]:.0%} after)."
     return f"{text} {_course('own', r['in_local'])} {_course('other', r['out_local'])}"
 
 
@@ -95,9 +104,10 @@ def _tsne(r: Result) -> str:
     )
 
 
-def _surface(r: Result) -> str:
+def _surface(r: Result, history: History) -> str:
+    name = short_name(history.client_name(r["client"]))
     text = (
-        f"Surface: the loss of client {r['client']} on its own examples is {r['loss']:.3f}; up to "
+        f"Surface: the loss of {name} on its own examples is {r['loss']:.3f}; up to "
         f"{np.max(r['losses']):.3g} within a distance of {r['axis'][-1]:g} along two {r['directions']} directions; "
         f"{r['under_noise'][-1]:.3f} with noise of standard deviation {r['sigma'][-1]:g} on the weights."
     )
@@ -115,9 +125,10 @@ def _training(r: Result) -> str:
     )
 
 
-def _confusion(r: Result) -> str:
+def _confusion(r: Result, history: History) -> str:
     before, local = (float(np.trace(matrix) / np.sum(matrix)) for matrix in (r["before"], r["local"]))
-    return f"Confusion: the test accuracy is {before:.0%} before and {local:.0%} in the model of client {r['client']}."
+    name = short_name(history.client_name(r["client"]))
+    return f"Confusion: the test accuracy is {before:.0%} before and {local:.0%} in the model of {name}."
 
 
 def _neurons(r: Result) -> str:
@@ -187,19 +198,17 @@ def _numbers(values: list[float]) -> str:
 
 
 _FORMATS: dict[str, Callable[[Result], str]] = {
-    "where": _where,
     "divergence": _divergence,
     "alignment": _alignment,
     "gradients": _gradients,
     "losses": _losses,
     "probabilities": _probabilities,
     "tsne": _tsne,
-    "surface": _surface,
     "training": _training,
-    "confusion": _confusion,
     "neurons": _neurons,
     "circle": _circle,
     "regions": _regions,
     "recoverable": _recoverable,
     "personal": _personal,
 }
+_WITH_NAMES: dict[str, Callable[..., str]] = {"where": _where, "surface": _surface, "confusion": _confusion}

@@ -96,6 +96,7 @@ __all__ = [
     "Scaffold",
     "discover",
     "get",
+    "is_built_in",
     "make",
     "with_values_before",
 ]
@@ -181,6 +182,11 @@ def get(name: str) -> type[FedAvg]:
             f"unknown method {name!r}: {did_you_mean(name, REGISTRY)}", key="method.name", value=name, valid=REGISTRY
         )
     return cls
+
+
+def is_built_in(cls: type[FedAvg]) -> bool:
+    """Return whether a method belongs to fedkeep itself, not to another package or to a script."""
+    return cls.__module__.partition(".")[0] == "fedkeep"
 
 
 def make(values: Mapping[str, Any]) -> FedAvg:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep._util.text import short_name
 from fedkeep.analysis.anatomy import Anatomy
 from fedkeep.analysis.groups import Group
 from fedkeep.plots.local_models import NOT_EVALUATED
-from fedkeep.plots.style import COLOUR_SCALE, figure, legend, line_style
+from fedkeep.plots.style import COLOUR_SCALE, class_labels, figure, legend, line_style
 
 
 def global_and_local(groups: Sequence[Group]) -> Any:
@@ -56,11 +57,15 @@ def client(groups: Sequence[Group]) -> Any:
     panels = fig.subplots(2, len(usable), squeeze=False, sharex="col")
     image = None
     for (g, anatomies), column in zip(usable, panels.T, strict=True):
+        history = g.runs[0].history
         visits = Counter(int(k) for a in anatomies for k in a.ids)
         one = min(visits, key=lambda k: (-visits[k], k))
         rounds = [a for a in anatomies if one in a.ids]
         counts = rounds[0].label_counts[rounds[0].ids.tolist().index(one)]
-        models = {"global model": [a.before for a in rounds], f"client {one}": [_of(a, one) for a in rounds]}
+        models = {
+            "global model": [a.before for a in rounds],
+            short_name(history.client_name(one)): [_of(a, one) for a in rounds],
+        }
         for axes, (name, accuracies) in zip(column, models.items(), strict=True):
             edges = (rounds[0].round - 0.5, rounds[-1].round + 0.5, len(counts) - 0.5, -0.5)
             image = axes.imshow(
@@ -77,8 +82,10 @@ def client(groups: Sequence[Group]) -> Any:
             axes.tick_params(length=2)
             axes.xaxis.get_major_locator().set_params(integer=True)
         if len(counts) <= 20:
-            column[0].set_yticks(range(len(counts)))
-            column[1].set_yticks(range(len(counts)), [f"{c} ({n})" for c, n in enumerate(counts)], fontsize=7)
+            classes = class_labels(history, len(counts))
+            column[0].set_yticks(range(len(counts)), classes)
+            held = [f"{c} ({n})" for c, n in zip(classes, counts, strict=True)]
+            column[1].set_yticks(range(len(counts)), held, fontsize=7)
         column[1].set_xlabel("round")
     panels[0, 0].set_ylabel("class")
     panels[1, 0].set_ylabel("class (client's examples)")

@@ -18,14 +18,14 @@ def by_class_and_model(shown: Shown) -> Any:
     panels = fig.subplots(len(shown), 2, squeeze=False)
     for (label, r), (left, right) in zip(shown, panels, strict=True):
         points, y = np.array(r["points"]), np.array(r["y"])
-        _scatter_classes(left, points.reshape(-1, 2), np.tile(y, len(points)))
+        _scatter_classes(left, points.reshape(-1, 2), np.tile(y, len(points)), r.get("class_names"))
         _scatter_models(right, points, r["models"])
         for axes, title in ((left, "by class"), (right, "by model")):
             axes.set_title(f"{label}, {title}" if label else title)
             axes.set_axis_off()
         if len(points) <= 14:
             right.legend(loc="center left", bbox_to_anchor=(1, 0.5), markerscale=2, fontsize=8)
-    class_legend(fig, _hues_of(shown))
+    class_legend(fig, _hues_of(shown), shown[0][1].get("class_names"))
     return fig
 
 
@@ -35,10 +35,10 @@ def global_and_client(shown: Shown) -> Any:
     panels = fig.subplots(2, len(shown), squeeze=False)
     for (label, r), column in zip(shown, panels.T, strict=True):
         for axes, at in zip(column, (0, 1), strict=True):
-            _scatter_classes(axes, np.array(r["points"][at]), np.array(r["y"]))
+            _scatter_classes(axes, np.array(r["points"][at]), np.array(r["y"]), r.get("class_names"))
             axes.set_title(f"{label}\n{'global model' if at == 0 else r['models'][at]}", fontsize=8)
             axes.set_axis_off()
-    class_legend(fig, _hues_of(shown))
+    class_legend(fig, _hues_of(shown), shown[0][1].get("class_names"))
     return fig
 
 
@@ -65,7 +65,7 @@ def on_circle(shown: Shown) -> Any:
             _draw_circle(circle, density, np.array(r["angles"][model]), y, hues)
     for axes in panels[1::2, 0]:
         axes.set_ylabel("density")
-    class_legend(fig, hues)
+    class_legend(fig, hues, usable[0][1].get("class_names"))
     return fig
 
 
@@ -96,8 +96,8 @@ def _marker_size(points: int) -> float:
     return float(np.clip(2400 / points, 4, 16))
 
 
-def _scatter_classes(axes: Any, points: np.ndarray, y: np.ndarray) -> None:
-    """Draw points in the colour of their class; its number is at the point in the middle of the class."""
+def _scatter_classes(axes: Any, points: np.ndarray, y: np.ndarray, names: Sequence[str] | None) -> None:
+    """Draw points in the colour of their class; its name or number is at the point in the middle of the class."""
     from matplotlib.patheffects import withStroke
 
     hues, size = class_colours(1 + int(y.max())), _marker_size(len(points))
@@ -107,7 +107,7 @@ def _scatter_classes(axes: Any, points: np.ndarray, y: np.ndarray) -> None:
         axes.scatter(*at.T, s=size, color=hues[c], linewidths=0)
         middle = at[np.abs(at - np.median(at, axis=0)).sum(1).argmin()]
         style = {"fontsize": 9, "fontweight": "bold", "ha": "center", "va": "center"}
-        axes.annotate(str(c), middle, path_effects=halo, zorder=4, **style)
+        axes.annotate(names[c] if names else str(c), middle, path_effects=halo, zorder=4, **style)
 
 
 def _scatter_models(axes: Any, points: np.ndarray, names: Sequence[str]) -> None:
@@ -131,10 +131,11 @@ def class_colours(number: int) -> np.ndarray:
     return np.array([table(c % table.N) for c in range(number)])
 
 
-def class_legend(fig: Any, hues: np.ndarray) -> None:
-    """Add the colours of the classes below a figure, if they are few."""
+def class_legend(fig: Any, hues: np.ndarray, names: Sequence[str] | None) -> None:
+    """Add the colours of the classes below a figure, if they are few; without names, with their numbers."""
     from matplotlib.patches import Patch
 
     if len(hues) <= 20:
-        handles = [Patch(color=hue, label=str(c)) for c, hue in enumerate(hues)]
-        fig.legend(handles=handles, loc="outside lower center", ncols=10, title="class", handlelength=1)
+        handles = [Patch(color=hue, label=names[c] if names else str(c)) for c, hue in enumerate(hues)]
+        columns = 5 if names else 10
+        fig.legend(handles=handles, loc="outside lower center", ncols=columns, title="class", handlelength=1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedkeep import forgetting as fg
+from fedkeep._util.text import short_name
 from fedkeep.analysis.anatomy import Anatomy
 from fedkeep.analysis.groups import Group
-from fedkeep.plots.style import COLOUR_SCALE, figure, grid, legend, line_style, over_rounds
+from fedkeep.plots.style import COLOUR_SCALE, figure, grid, legend, line_style, over_rounds, tick_classes
 
 NOT_EVALUATED = "local models must have been evaluated (eval_local_every=1)"
 
@@ -63,13 +64,15 @@ def anatomy(groups: Sequence[Group]) -> Any:
     for axes, (g, a) in zip(panels.flat, shown, strict=False):
         models = np.vstack([a.before, a.clients, a.after])
         image = axes.imshow(models, aspect="auto", cmap=COLOUR_SCALE, vmin=0, vmax=1, interpolation="nearest")
-        labels = [f"round {a.round - 1}", *(f"client {k}" for k in a.ids), f"round {a.round}"]
+        labels = [f"round {a.round - 1}", *_client_names(g, a.ids), f"round {a.round}"]
         if len(labels) <= 16:
             axes.set_yticks(range(len(labels)), labels, fontsize=6)
         else:
             axes.set_yticks([0, len(labels) - 1], [labels[0], labels[-1]], fontsize=6)
         axes.set_title(g.label)
         axes.set_xlabel("class")
+        if g.runs[0].history.class_names is not None:
+            tick_classes(axes.xaxis, g.runs[0].history, models.shape[1])
         axes.spines[:].set_visible(False)
     fig.colorbar(image, ax=panels, label="accuracy", shrink=0.9, pad=0.01, aspect=25)
     return fig
@@ -94,3 +97,7 @@ def consistency(groups: Sequence[Group]) -> Any:
     axes.margins(x=0.01)
     legend(fig, axes, drawn)
     return fig
+
+
+def _client_names(g: Group, ids: Iterable[int]) -> list[str]:
+    return [short_name(g.runs[0].history.client_name(int(k)), 16) for k in ids]

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from fedkeep import forgetting as fg
+from fedkeep._util.text import short_name
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.plots.local_models import NOT_EVALUATED
-from fedkeep.plots.style import COLOUR_SCALE, COLOURS, figure, grid, legend, line_style
+from fedkeep.plots.style import COLOUR_SCALE, COLOURS, class_labels, figure, grid, legend, line_style
+from fedkeep.runs.history import History
 
 DOMINANT = 0.05  # the share of a client's examples from which on a class is dominant (FedKA's gamma)
 _GAIN_TO_LOSS = "RdBu_r"  # blue to red by way of white
@@ -26,6 +28,7 @@ class Visits:
     """The visits of one client, T of them: its model's class accuracies, and the global model's before and after."""
 
     client: int
+    history: History
     rounds: np.ndarray  # [T]
     before: np.ndarray  # [T, C]
     local: np.ndarray  # [T, C]
@@ -37,7 +40,12 @@ class Visits:
         found = [(a, int(np.flatnonzero(a.ids == client)[0])) for a in run.anatomies if client in a.ids]
         rounds, before = np.array([a.round for a, _ in found]), np.stack([a.before for a, _ in found])
         local, counts = (np.stack([getattr(a, name)[k] for a, k in found]) for name in ("clients", "label_counts"))
-        return cls(client, rounds, before, local, counts)
+        return cls(client, run.history, rounds, before, local, counts)
+
+    @property
+    def name(self) -> str:
+        """What the client is called."""
+        return short_name(self.history.client_name(self.client))
 
     @property
     def label_counts(self) -> np.ndarray:
@@ -68,13 +76,13 @@ def visits(groups: Sequence[Group]) -> Any:
     image = None
     for (accuracy, counts), (g, v) in zip(panels, shown, strict=True):
         image = accuracy.imshow(v.local.T, aspect="auto", cmap=COLOUR_SCALE, vmin=0, vmax=1, interpolation="nearest")
-        accuracy.set_title(f"{g.label}: client {v.client}")
+        accuracy.set_title(f"{g.label}: {v.name}")
         accuracy.set(xlabel="round", ylabel="class")
         _label_visits(accuracy, v.rounds)
         counts.barh(np.arange(number), v.label_counts, color=COLOURS[0])
         counts.set_xlabel("examples")
         if number <= 12:
-            accuracy.set_yticks(range(number))
+            accuracy.set_yticks(range(number), class_labels(v.history, number))
     fig.colorbar(image, ax=panels[:, 0], label="accuracy", shrink=0.9, pad=0.01, aspect=25)
     return fig
 
@@ -97,8 +105,9 @@ def degree(groups: Sequence[Group]) -> Any:
             v.degree[:, order].T, aspect="auto", cmap=_GAIN_TO_LOSS, vmin=-1, vmax=1, interpolation="nearest"
         )
         if number <= 20:
-            axes.set_yticks(range(number), [f"{c} ({v.label_counts[c]})" for c in order], fontsize=7)
-        axes.set_title(f"{g.label}: client {v.client}")
+            classes = class_labels(v.history, number)
+            axes.set_yticks(range(number), [f"{classes[c]} ({v.label_counts[c]})" for c in order], fontsize=7)
+        axes.set_title(f"{g.label}: {v.name}")
         axes.set(xlabel="round", ylabel="class (examples)")
         axes.spines[:].set_visible(False)
         _label_visits(axes, v.rounds)
@@ -159,7 +168,7 @@ def reduced(groups: Sequence[Group]) -> Any:
         axes.axhline(0, color="#999999", linewidth=0.6)
         axes.plot(rounds, lost, color=COLOURS[0], linewidth=1)
         axes.set(xlabel="round", ylabel="forgetting degree", ylim=(max(-1.05, float(lost.min()) - 0.05), 1.05))
-        axes.set_title(f"{g.label}: class {class_id} of client {first.client}", fontsize=8)
+        axes.set_title(f"{g.label}: {_class_name(first, class_id)} of {first.name}", fontsize=8)
         axes.margins(x=0.01)
         axes.xaxis.get_major_locator().set_params(integer=True)
     return fig
@@ -226,7 +235,12 @@ def _describe_minor_class(g: Group) -> str:
         return f"one class of one client per seed; median of {len(found)} seeds"
     [v] = found
     counts = v.label_counts
-    return f"class {v.minor_class} of client {v.client}: {counts[v.minor_class]} of {counts.sum()} examples"
+    held = f"{counts[v.minor_class]} of {counts.sum()} examples"
+    return f"{_class_name(v, v.minor_class or 0)} of {v.name}: {held}"
+
+
+def _class_name(v: Visits, c: int) -> str:
+    return short_name(v.history.class_name(c))
 
 
 def _label_visits(axes: Any, rounds: np.ndarray) -> None:

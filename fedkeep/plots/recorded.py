@@ -10,20 +10,34 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep._util.text import short_name
 from fedkeep.analysis.groups import Group
 from fedkeep.plots import features
 from fedkeep.plots.features import Shown, class_colours, class_legend
-from fedkeep.plots.style import COLOUR_SCALE, COLOURS, figure, legend, line_style
+from fedkeep.plots.style import COLOUR_SCALE, COLOURS, class_labels, figure, legend, line_style
+from fedkeep.runs.history import History
 
 
 def of_last_round(study: str, plot: Callable[[Shown], Any]) -> Callable[[Sequence[Group]], Any]:
     """Return the plot of a study's last results in groups of runs; where there are none, it returns a reason."""
 
     def draw(groups: Sequence[Group]) -> Any:
-        shown = [(g.label, found[-1]) for g in groups if (found := _results(g.runs[0].history.instruments, study))]
+        shown = [
+            (g.label, with_names(found[-1], g.runs[0].history))
+            for g in groups
+            if (found := _results(g.runs[0].history.instruments, study))
+        ]
         return plot(shown) if shown else not_recorded(study)
 
     return draw
+
+
+def with_names(result: dict[str, Any], history: History) -> dict[str, Any]:
+    """Return a study's result with what its client and the classes are called, where it has them."""
+    client = result.get("client")
+    named = {} if client is None else {"client_name": short_name(history.client_name(client))}
+    names = history.class_names
+    return {**result, **named, "class_names": None if names is None else class_labels(history, len(names))}
 
 
 def not_recorded(study: str, every: int = 10) -> str:
@@ -104,7 +118,7 @@ def confusion(shown: Shown) -> Any:
     panels = fig.subplots(2, len(shown), squeeze=False)
     image = None
     for (label, r), column in zip(shown, panels.T, strict=True):
-        models = {"before": "global model", "local": f"client {r['client']}"}
+        models = {"before": "global model", "local": r["client_name"]}
         for axes, (key, title) in zip(column, models.items(), strict=True):
             counts = np.array(r[key], dtype=float)
             shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -114,8 +128,10 @@ def confusion(shown: Shown) -> Any:
             axes.spines[:].set_visible(False)
             axes.set(xlabel="predicted class", ylabel="true class")
             if len(counts) <= 12:
-                axes.set_xticks(range(len(counts)))
-                axes.set_yticks(range(len(counts)))
+                names = r.get("class_names") or [str(c) for c in range(len(counts))]
+                turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if r.get("class_names") else {}
+                axes.set_xticks(range(len(counts)), names, **turned)
+                axes.set_yticks(range(len(counts)), names)
         held = np.array(r["label_counts"])
         if len(held) <= 12:  # the classes that the client holds, larger dots for more examples
             sizes = 40 * held / max(held.max(), 1)
@@ -150,7 +166,7 @@ def neurons(shown: Shown) -> Any:
             axes.axhline(edge, color="white", linewidth=2)
         axes.spines[:].set_visible(False)
     panels[-1].set_xlabel("neuron, sorted by its class in the global model before")
-    class_legend(fig, hues)
+    class_legend(fig, hues, usable[0][1].get("class_names"))
     return fig
 
 
@@ -193,7 +209,7 @@ def surfaces(shown: Shown) -> Any:
     for axes, (label, r), losses in zip(planes, shown, log_losses, strict=True):
         filled = axes.contourf(r["axis"], r["axis"], losses.T, levels=levels, cmap=COLOUR_SCALE)
         axes.plot(0, 0, marker="x", color="white")
-        axes.set_title(f"{label}\nclient {r['client']}", fontsize=8)
+        axes.set_title(f"{label}\n{r['client_name']}", fontsize=8)
         axes.set(xlabel="first direction", aspect="equal")
     planes[0].set_ylabel("second direction")
     bar = fig.colorbar(filled, ax=planes, shrink=0.8, format=lambda x, _: f"{10**x:.2g}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep import forgetting as fg
-from fedkeep._util.text import join_names
+from fedkeep._util.text import join_names, short_name
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.anatomy import loss_by_class
 from fedkeep.analysis.groups import Group, Problem, Run
@@ -23,6 +23,7 @@ from fedkeep.plots import clients, local_course, local_models, one_client, perso
 from fedkeep.plots.style import (
     COLOUR_SCALE,
     COLOURS,
+    MAX_BELOW,
     figure,
     grid,
     legend,
@@ -32,26 +33,34 @@ from fedkeep.plots.style import (
     parse_formats,
     plot_style,
     save,
+    tick_classes,
 )
 from fedkeep.runs.label_counts import count_labels, label_counts_of
+
+_MOST_NAMED = 30  # clients with names on an axis
 
 log = logging.getLogger("fedkeep")
 
 
 def plot(
-    paths: Sequence[str | Path], folder: str | Path, formats: str = "pdf,png", only: Sequence[str] = ()
+    paths: Sequence[str | Path],
+    folder: str | Path,
+    formats: str = "pdf,png",
+    only: Sequence[str] = (),
+    methods: Sequence[str] = (),
 ) -> list[Path]:
     """Draw runs into a folder and return the files; a plot without data is skipped with a warning.
 
-    `only` names some of `ALL_PLOTS`; without it, those of `PLOTS` are drawn. Different problems are drawn into
-    different files, which end in the number of the problem. If nothing can be drawn, that is an error.
+    `only` names some of `ALL_PLOTS`; without it, those of `PLOTS` are drawn. `methods` names the methods or labels to
+    draw, in this order; without it, all are drawn, the most accurate first. Different problems are drawn into different
+    files, which end in the number of the problem. If nothing can be drawn, that is an error.
     """
     names = [require_choice("only", name, ALL_PLOTS, "plot") for name in only] or list(PLOTS)
     extensions = parse_formats(formats)
     files: list[Path] = []
     skipped: list[tuple[str, str]] = []  # names of plots, and why there is none
     with plot_style():
-        problems = read_runs(paths).problems
+        problems = _chosen(read_runs(paths).problems, methods)
         for number, problem in enumerate(problems, start=1):
             several = len(problems) > 1
             for name in names:
@@ -69,6 +78,26 @@ def plot(
     return files
 
 
+def _chosen(problems: Sequence[Problem], methods: Sequence[str]) -> list[Problem]:
+    """Return the problems with the groups of these methods or labels, in their order; without names, by accuracy."""
+    names = {name for problem in problems for g in problem.groups for name in _names(g)}
+    for name in methods:
+        require_choice("methods", name, sorted(names), "method")
+    chosen = []
+    for problem in problems:
+        ranked = sorted(problem.groups, key=lambda g: (not g.finished, -g.mean["final"]))
+        if methods:
+            ranked = list(dict.fromkeys(g for name in methods for g in ranked if name in _names(g)))
+        if ranked:
+            chosen.append(Problem(problem.title, problem.tables, ranked))
+    return chosen
+
+
+def _names(g: Group) -> set[str]:
+    """Return the names by which a group can be chosen: its method, the label that the user gave, and that of plots."""
+    return {g.setting["method"]["name"], g.setting.get("label", g.label), g.label}
+
+
 def _nothing_drawn(skipped: Sequence[tuple[str, str]], problems: Sequence[Problem]) -> FedkeepError:
     """Return the error that says why no plot was drawn, and which ones these runs have the data for."""
     possible = [name for name, draw in ALL_PLOTS.items() if not all(isinstance(draw(p.groups), str) for p in problems)]
@@ -82,14 +111,14 @@ def _nothing_drawn(skipped: Sequence[tuple[str, str]], problems: Sequence[Proble
 
 
 def accuracy(groups: Sequence[Group]) -> Any:
-    """Plot test accuracy over rounds: the mean over seeds with a band of one standard deviation."""
+    """Plot test accuracy over rounds: the mean over seeds; for a few groups with a band of one standard deviation."""
     fig = figure(3.5, 2.6)
     axes = fig.subplots()
     for k, g in enumerate(groups):
         rounds, values = over_rounds(g, lambda run: run.accuracy)
         mean = 100 * values.mean(0)
         axes.plot(rounds, mean, label=g.label, marker="o" if len(rounds) == 1 else None, **line_style(k))
-        if len(values) > 1:
+        if len(values) > 1 and len(groups) <= MAX_BELOW:
             spread = 100 * values.std(0, ddof=1)
             band = (np.maximum(mean - spread, 0), np.minimum(mean + spread, 100))
             axes.fill_between(rounds, *band, color=line_style(k)["color"], alpha=0.15, linewidth=0)
@@ -117,8 +146,7 @@ def classes(groups: Sequence[Group]) -> Any:
         )
         axes.set_title(g.label)
         axes.set_xlabel("round")
-        if len(mean) <= 20:
-            axes.set_yticks(range(0, len(mean), 1 if len(mean) <= 12 else 2))
+        tick_classes(axes.yaxis, groups[0].runs[0].history, len(mean))
         axes.spines[:].set_visible(False)
         axes.tick_params(length=2)
     for axes in panels[:, 0]:
@@ -166,7 +194,10 @@ def where(groups: Sequence[Group]) -> Any:
         axes.bar(at + 0.2, aggregation, 0.4, color=COLOURS[4], label="aggregation")
         axes.set_title(g.label)
         axes.set_xlabel("class")
-        if number <= 20:
+        axes.tick_params(labelbottom=True)  # also above other panels, where shared axes have none
+        if g.runs[0].history.class_names is not None:
+            tick_classes(axes.xaxis, g.runs[0].history, number)
+        elif number <= 20:
             axes.set_xticks(at)
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy lost")
@@ -176,6 +207,7 @@ def where(groups: Sequence[Group]) -> Any:
 
 def split(groups: Sequence[Group]) -> Any:
     """Plot the label counts of the clients in the first run: the area of a circle is the number of examples."""
+    history = groups[0].runs[0].history
     table = _label_counts(groups[0].runs[0])
     if isinstance(table, str):
         return table
@@ -192,12 +224,18 @@ def split(groups: Sequence[Group]) -> Any:
         title.append(f"largest circle: {counts.max()} examples")
         axes.set(xlim=(-0.7, clients - 0.3), ylim=(number - 0.3, -0.7))
         axes.set_yticks(range(0, number, 1 if number <= 12 else 5))
+        if history.class_names is not None:
+            tick_classes(axes.yaxis, history, number)
     else:
         image = axes.imshow(counts.T, aspect="auto", cmap=COLOUR_SCALE, interpolation="nearest")
         fig.colorbar(image, ax=axes, label="examples")
     axes.set_title("; ".join(title), fontweight="normal", fontsize=8)
     axes.set(xlabel="client", ylabel="class")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    if history.client_names and clients <= _MOST_NAMED:
+        names = [short_name(history.client_name(k), 16) for k in ids]
+        axes.set_xticks(range(clients), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
+        return fig
     # a column is the k-th client shown: its tick is that client's id
     axes.xaxis.set_major_formatter(lambda k, _: str(ids[round(k)]) if 0 <= round(k) < clients else "")
     return fig

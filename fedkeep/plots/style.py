@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util.optional import require_extra
+from fedkeep._util.text import short_name
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.files import write_atomic
+from fedkeep.runs.history import History
 
 FORMATS = ("pdf", "png", "svg")
 # Okabe and Ito's colours without yellow (too light on white); line styles distinguish the lines without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
+MAX_BELOW = 6  # lines whose legend is below the axes
 COLOUR_SCALE = "cividis"  # dark to light in steps of equal contrast, also for the colour-blind
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -110,7 +113,35 @@ def grid(panels: int) -> tuple[int, int]:
     return across, -(-panels // across)
 
 
+def class_labels(history: History, number: int) -> list[str]:
+    """Return what the classes are called in a plot: their names, or else their numbers."""
+    names = history.class_names
+    return [str(c) if names is None else short_name(names[c], 16) for c in range(number)]
+
+
+def tick_classes(axis: Any, history: History, number: int, most: int = 20) -> None:
+    """Label an axis with the classes, unless there are many; names on a horizontal axis are turned."""
+    if number > most:
+        return
+    if history.class_names is None:
+        axis.set_ticks(range(0, number, 1 if number <= 12 else 2))
+        return
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if axis.axis_name == "x" else {}
+    axis.set_ticks(range(number), class_labels(history, number), fontsize=7, **turned)
+
+
 def legend(fig: Any, axes: Any, number: int, columns: int = 2) -> None:
-    """Add a legend below the figure, unless there is only one line."""
-    if number > 1:
-        fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(columns, number))
+    """Add a legend outside the axes, unless there is only one line: below a few lines, to the right of many.
+
+    For many lines the figure grows, so that the axes keep their size and the legend has room.
+    """
+    if number < 2:
+        return
+    handles, labels = axes.get_legend_handles_labels()
+    if number <= MAX_BELOW:
+        fig.legend(handles, labels, loc="outside lower center", ncols=min(columns, number))
+        return
+    width, height = fig.get_size_inches()
+    longest = max((len(label) for label in labels), default=0)
+    fig.set_size_inches(width + 0.5 + 0.065 * longest, max(height, 0.3 + 0.165 * number))
+    fig.legend(handles, labels, loc="outside right upper", ncols=1, handlelength=2.5)

@@ -41,7 +41,7 @@ def verdict(groups: list[Group]) -> Verdict:
 
 def reference(groups: list[Group]) -> Group:
     """Return the group that others are compared with: FedAvg if there is one, otherwise the one that forgets most."""
-    fedavg = [g for g in groups if g.setting["method"]["name"] == "fedavg"]
+    fedavg = [g for g in groups if g.setting["method"]["name"].lower() == "fedavg"]
     return max(fedavg or groups, key=lambda g: g.mean["forgetting"])
 
 
@@ -178,7 +178,9 @@ def _phase_details(ranked: list[Group]) -> list[str]:
                 f"In a round of {group.label}, a class loses {_in_points(losses['local'])} in local training "
                 f"and {_in_points(losses['aggregation'])} in aggregation, on average over clients."
             )
-    return details or ["The phase of a round in which classes are forgotten was not recorded: use eval_local_every=1."]
+    observed = all(run.identity.observed for group in ranked for run in group.runs)
+    option = "local_every=1 of fedkeep.flower.forgetting" if observed else "eval_local_every=1"
+    return details or [f"The phase of a round in which classes are forgotten was not recorded: use {option}."]
 
 
 def _privacy(groups: list[Group]) -> list[str]:

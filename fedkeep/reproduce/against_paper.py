@@ -155,6 +155,8 @@ def as_data(column: ColumnComparison) -> dict[str, Any]:
 
 def _compare_row(job: Job, results: Results, column: str, row: str) -> MethodRow:
     cells, table = results.cells[column, row], job.table
+    # quick runs train another model on other data: they are not compared with the paper's figures
+    printed = {} if job.quick else table.columns[column].paper.get(row, {})
     baseline = results.cells[column, table.baseline].histories
     comparisons = {}
     for name in table.measures:
@@ -164,9 +166,7 @@ def _compare_row(job: Job, results: Results, column: str, row: str) -> MethodRow
             for seed, history in sorted(cells.histories.items())
         }
         values = {seed: value for seed, value in computed.items() if value is not None and not math.isnan(value)}
-        comparisons[name] = MeasureComparison(
-            measure, values, frozenset(cells.diverged), table.columns[column].paper.get(row, {}).get(name)
-        )
+        comparisons[name] = MeasureComparison(measure, values, frozenset(cells.diverged), printed.get(name))
     return MethodRow(row, table.rows[row].label, comparisons, _note(cells, job.seeds), cells)
 
 

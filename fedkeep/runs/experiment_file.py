@@ -13,6 +13,7 @@ from fedkeep.errors import RunError
 from fedkeep.runs.files import EXPERIMENT, FORMAT, READABLE_FORMATS, is_there, read_bytes, to_toml, write_atomic
 from fedkeep.runs.seals import checksum, damaged, seal_text, unseal_text
 
+OBSERVED = "flower-app"  # the engine of a run that fedkeep records and does not train: a user's own Flower app
 _TABLES = ("method", "train", "data", "split", "model", "made_by")
 
 

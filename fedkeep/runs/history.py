@@ -11,7 +11,10 @@ import numpy as np
 from torch import nn
 
 from fedkeep import forgetting
+from fedkeep._util.html import Html
+from fedkeep._util.text import printable
 from fedkeep.errors import FedkeepError
+from fedkeep.runs.history_html import heat_map_html, history_html
 from fedkeep.runs.round_metrics import RoundMetrics, hits_of, metrics_of
 from fedkeep.tree import Tree
 
@@ -205,7 +208,22 @@ class History(RoundMetrics):
         reached = self.records[-1]["round"] if self.records else 0
         evaluated = any(self._tested())
         accuracy = f", accuracy {self.accuracy[-1]:.3f}" if evaluated else ""
-        return f"<History of {self.method}: {reached} rounds{accuracy}>"
+        lost = forgetting.forgetting(self.class_accuracy) if evaluated else float("nan")
+        forgot = "" if np.isnan(lost) else f", forgetting {lost:.3f}"
+        return f"<History of {printable(self.method)}: {reached} rounds{accuracy}{forgot}>"
+
+    def _repr_html_(self) -> str:
+        return history_html(self)
+
+    def heat_map(self) -> Html:
+        """Return the accuracy of each class over rounds as a picture for a notebook: a drop is forgetting."""
+        return Html(heat_map_html(self))
+
+    def plot(self) -> Any:
+        """Return a matplotlib figure with the accuracy over rounds, in all and of each class (needs extra `plots`)."""
+        from fedkeep.plots.history import plot_history  # the one import upwards: docs/adr/0012-rooms-and-layers.md
+
+        return plot_history(self)
 
     def _hits(self) -> tuple[np.ndarray, np.ndarray]:
         """Return [evaluated rounds, classes] how many test examples were right, and how many there are."""

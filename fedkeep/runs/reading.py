@@ -106,8 +106,9 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     history = History(about["method"]["name"], settings_of(about), about=about, folder=path)
     header = _read_checkpoint(history, experiment, weights)
     table = read_label_counts(path, experiment) or {}
-    if "class_names" in table:
-        history.class_names = tuple(table["class_names"])
+    names = table.get("class_names") or about.get("made_by", {}).get("class_names")  # a federation has no counts
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        history.class_names = tuple(names)
     if "client_names" in table:
         history.client_names = dict(zip(table["ids"], table["client_names"], strict=True))
     sites = about.get("made_by", {}).get("sites")

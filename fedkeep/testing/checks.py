@@ -25,7 +25,14 @@ from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, NEEDS, Cohort, FedAvg
 from fedkeep.runs.folder import RunFolder
-from fedkeep.testing.fixtures import SurplusClients, WithDropout, changed_in_a_step, local_of, one_step
+from fedkeep.testing.fixtures import (
+    SurplusClients,
+    WithDropout,
+    changed_by_the_server,
+    changed_in_a_step,
+    local_of,
+    one_step,
+)
 from fedkeep.testing.problem import Problem, difference, small_problem
 from fedkeep.testing.registry import CHECKS, TOLERANCE, Expect, check
 from fedkeep.testing.uploads import received_uploads, upload_names
@@ -69,6 +76,8 @@ def _hyperparameters_reject_nonsense(method: FedAvg, problem: Problem, expect: E
 @check
 def _arguments_stay_unchanged(method: FedAvg, problem: Problem, expect: Expect) -> None:
     sim = problem.simulation(method)
+    for hook, changed in changed_by_the_server(sim).items():
+        expect.true(not changed, f"{hook} wrote into its arguments ({', '.join(changed)})")
     for engine in (Loop(sim.local, sim.x, sim.y), Stacked(sim.local, sim.x, sim.y)):
         server = tree.map(torch.clone, sim.server)
         shared = method.broadcast(server)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,33 @@ def changed_in_a_step(sim: Simulation) -> dict[str, list[str]]:
         before = tree.map(torch.clone, named)
         with torch.no_grad():
             getattr(method, hook)(Visit(hook, sim.task, shared, facts=facts, local=prepared), *given)
-        pairs = zip(tree.items(before), tree.items(named), strict=True)
-        changed[hook] = [path.partition("/")[2] or path for (path, a), (_, b) in pairs if not torch.equal(a, b)]
+        changed[hook] = _changed_leaves(before, named)
     return changed
+
+
+def changed_by_the_server(sim: Simulation) -> dict[str, list[str]]:
+    """Return, for each server hook before training, the leaves of its arguments that it wrote into."""
+    method, task, params = sim.method, sim.task, tree.map(torch.clone, sim.task.init)
+    server = tree.map(torch.clone, sim.server)
+    calls: dict[str, tuple[Tree, Callable[[], object]]] = {
+        "init_server": ({"params": params}, lambda: method.init_server(task, params)),
+        "init_client": ({"params": params}, lambda: method.init_client(task, params)),
+        "broadcast": (server, lambda: method.broadcast(server)),
+        "broadcast_to": (server, lambda: method.broadcast_to(server, 0)),
+    }
+    changed = {}
+    for hook, (given, call) in calls.items():
+        before = tree.map(torch.clone, given)
+        call()
+        changed[hook] = _changed_leaves(before, given)
+    return changed
+
+
+def _changed_leaves(before: Tree, after: Tree) -> list[str]:
+    """Return the paths of the leaves that differ, are missing or are new, without the name of the argument."""
+    old, new = dict(tree.items(before)), dict(tree.items(after))
+    differ = [path for path in old | new if path not in old or path not in new or not torch.equal(old[path], new[path])]
+    return [path.partition("/")[2] or path for path in differ]
 
 
 def _one_batch(sim: Simulation, pad: int) -> tuple[Tree, Tree, Tree, Tree]:

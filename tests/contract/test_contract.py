@@ -101,6 +101,36 @@ class WritingBatch(FedAvg):
         return super().loss(visit, params, batch)
 
 
+class WritingAtTheStart(FedAvg):
+    def init_server(self, task, params):
+        params["classifier.bias"].add_(0.1)
+        return super().init_server(task, params)
+
+
+class WritingInBroadcast(FedAvg):
+    def broadcast(self, server):
+        server["params"]["classifier.bias"].add_(0.1)
+        return super().broadcast(server)
+
+
+class AddingInBroadcast(FedAvg):
+    def broadcast(self, server):
+        server["sent"] = torch.ones(1)
+        return super().broadcast(server)
+
+
+class WritingInAggregate(FedAvg):
+    def aggregate(self, task, server, uploads, cohort):
+        server["params"]["classifier.bias"].add_(1)
+        return super().aggregate(task, server, uploads, cohort)
+
+
+class WritingUploads(FedAvg):
+    def aggregate(self, task, server, uploads, cohort):
+        uploads["n"].mul_(2)
+        return super().aggregate(task, server, uploads, cohort)
+
+
 class Remembering(FedAvg):
     def init_client(self, task, params):
         return {"last": torch.zeros(2, dtype=task.dtype)}
@@ -179,6 +209,11 @@ class AveragesUnknown(FedAvg):
         (WritingGradients(), "arguments_stay_unchanged"),
         (WritingWeights(), "arguments_stay_unchanged"),
         (WritingBatch(), "arguments_stay_unchanged"),
+        (WritingAtTheStart(), "arguments_stay_unchanged"),
+        (WritingInBroadcast(), "arguments_stay_unchanged"),
+        (AddingInBroadcast(), "arguments_stay_unchanged"),
+        (WritingInAggregate(), "arguments_stay_unchanged"),
+        (WritingUploads(), "arguments_stay_unchanged"),
         (Random(), "stacked_equals_loop"),
         (Random(), "runs_are_reproducible"),
         (Growing(), "trees_keep_their_shapes"),

@@ -78,7 +78,7 @@ def test_one_local_training_of_fedntd_equals_plain_torch(problem: Problem) -> No
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_optimisers_equal_torch(name: str, momentum: float) -> None:
     rng = torch.Generator().manual_seed(0)
     w = {
@@ -89,7 +89,8 @@ def test_optimisers_equal_torch(name: str, momentum: float) -> None:
     if name == "sgd":
         reference = torch.optim.SGD(theirs, 0.1, momentum=momentum, weight_decay=0.01)
     else:
-        reference = torch.optim.Adam(theirs, 0.1, betas=(momentum, 0.999), weight_decay=0.01)
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+        reference = kind(theirs, 0.1, betas=(momentum, 0.999), weight_decay=0.01)
     ours = fk.optim.make(name, momentum, weight_decay=0.01)
     state = ours.init(w)
     for _ in range(5):
@@ -103,7 +104,7 @@ def test_optimisers_equal_torch(name: str, momentum: float) -> None:
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["one", "stacked"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_optimisers_in_place_are_their_formulas(name: str, momentum: float, stacked: bool) -> None:
     """In float32, with gradients laid out otherwise than the weights."""
     rng = torch.Generator().manual_seed(0)
@@ -120,10 +121,11 @@ def test_optimisers_in_place_are_their_formulas(name: str, momentum: float, stac
     assert gap(state, kept) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_adam_learns_in_half_precision(dtype: torch.dtype) -> None:
+def test_adam_learns_in_half_precision(dtype: torch.dtype, name: str) -> None:
     """Its moments and its counter are float32: in bfloat16 0.999 is 1, in float16 1e-8 is 0."""
-    adam, w = fk.optim.make("adam", 0.9), {"w": torch.ones(3, dtype=dtype)}
+    adam, w = fk.optim.make(name, 0.9, weight_decay=0.01), {"w": torch.ones(3, dtype=dtype)}
     state = adam.init(w)
     for _ in range(20):
         w, state = adam.update({"w": 2 * w["w"]}, state, w, 0.1)

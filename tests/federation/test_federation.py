@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -192,6 +193,61 @@ def test_tls_and_authentication_as_documented_reject_an_unknown_node(tmp_path: P
         federation.wait("the first round", lambda: len(federation.rounds()) == 2, 200)
         federation.wait("the stranger's end", lambda: federation.processes["stranger"].poll() is not None, 90)
         assert federation.rounds()[1]["cohort"] == [0, 1]
+
+
+OWN_APP = """
+[project]
+name = "existing"
+version = "1.0.0"
+description = "A Flower app as users have them"
+license = "Apache-2.0"
+dependencies = []
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.flwr.app]
+publisher = "existing"
+
+[tool.flwr.app.components]
+serverapp = "existing.server_app:app"
+clientapp = "existing.client_app:app"
+
+[tool.flwr.app.config]
+run-dir = ""
+num-server-rounds = 2
+lr = 0.05
+local-epochs = 1
+"""
+
+
+def test_an_app_of_the_users_own_is_observed(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    shutil.copytree(ROOT / "tests" / "support" / "existing_app", app, ignore=shutil.ignore_patterns("__pycache__"))
+    (app / "pyproject.toml").write_text(OWN_APP)
+    file = app / "existing" / "server_app.py"
+    arguments = 'Net, load_data(0, 1)[1], run_dir=context.run_config["run-dir"], local_every=1'
+    code = file.read_text().replace(
+        "    result = strategy.start(",
+        f"    strategy = forgetting(strategy, {arguments})\n    result = strategy.start(",
+    )
+    file.write_text(f"from fedkeep.flower import forgetting\n{code}")
+    with Federation(tmp_path) as federation:
+        for client in range(2):
+            federation.node(client, **{"partition-id": client, "num-partitions": 2})
+        federation.link()
+        run = federation.run(app)
+        federation.wait("the run's end", lambda: "finished" in federation.status(run), 300)
+        assert federation.status(run) == "finished:completed", federation.logs()
+        log = federation.flwr("log", run, "here", "--show")
+    history = fk.load_run(tmp_path / "run")
+    assert history.verified
+    assert history.ended == "finished"
+    assert [record["cohort"] for record in history.records[1:]] == [[0, 1], [0, 1]]
+    assert len(history.records[1]["nodes"]) == 2
+    assert history.anatomy_rounds == [1, 2]
+    assert f"{history.accuracy[-1]:.3f}" in log, "the app's log shows it"
 
 
 @pytest.mark.parametrize("example", ["flower", "flower-images"])

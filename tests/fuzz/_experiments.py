@@ -53,7 +53,7 @@ VALUES = [
         "🦊",
     ),
     *("../x", "/etc/passwd", ".", "..", "hf:x", "nope.npz", '"x.csv"', "cuda", '"cuda:99"', '"cpu"', "mps", "meta"),
-    *("loop", "stacked", "auto", "adam", "sgd", "float64", "bfloat16", "float16", "int8"),
+    *("loop", "stacked", "auto", "adam", "adamw", "sgd", "cosine", "float64", "bfloat16", "float16", "int8"),
 ]
 NAMES = [
     *methods.REGISTRY, *models.REGISTRY, *partition.KINDS, "digits", "cifar10", "by_id", "nothing", "name", "kind",

@@ -34,7 +34,7 @@ from fedkeep.engine.gpu.kernels import dense, factors, images, pooling
 from fedkeep.engine.gpu.kernels import losses as loss_kernels
 from fedkeep.engine.gpu.kernels import updates as update_kernels
 from fedkeep.engine.gpu.products import Product
-from fedkeep.optim import SGD, Adam
+from fedkeep.optim import SGD, Adam, AdamW
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -480,7 +480,7 @@ def test_a_product_cannot_be_changed_in_place() -> None:
         dense_gradient(lambda z, w: z.square().sum())[0].add_(1)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), SGD(0.5, 0.25), Adam()], ids=str)
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), SGD(0.5, 0.25), Adam(), AdamW(weight_decay=0.25)], ids=str)
 @pytest.mark.parametrize("tensor_rate", [False, True])
 def test_an_optimiser_multiplies_products_out(optimizer: Any, tensor_rate: bool) -> None:
     """Several tiles along every axis, more examples than a tile has, and other weights beside it."""

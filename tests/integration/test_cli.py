@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 from support.cli import fedkeep
 from support.processes import run_script
+from typer.testing import CliRunner
 
 import fedkeep as fk
+from fedkeep.cli import options
+from fedkeep.cli.app import app
 from fedkeep.cli.methods import methods as cli_methods
+from fedkeep.engine.footprint import default_footprint, footprint
+from fedkeep.errors import FedkeepError
 
 
 def test_version() -> None:
@@ -52,6 +57,32 @@ def test_methods_lists_what_each_sends_and_stores() -> None:
     assert found["scaffold"]["keeps"] == ["c_k"]
     assert found["fedntd"]["teacher"]
     assert found["fedavg"]["public"] == "no"
+    assert found["fedavg"]["summary"].startswith("FedAvg: average")
+    assert [name for name, about in found.items() if about["min_classes"] > 2] == ["fedntd", "fedlmd"]
+
+
+def test_the_list_says_what_a_method_does_and_needs() -> None:
+    shown = " ".join(fedkeep("methods", env={**os.environ, "COLUMNS": "200"}).stdout.split())
+    assert "fedntd distil the global model into local training" in shown
+    assert shown.count("needs at least 3 classes") == 2
+    assert "needs an unlabelled public set" in shown
+    assert "FedCAD (unverified): distil" in shown
+
+
+def test_stored_footprints_are_those_that_are_measured() -> None:
+    """If this fails: python -m fedkeep.engine.footprint."""
+    for cls in fk.methods.REGISTRY.values():
+        if fk.methods.is_built_in(cls):
+            stored, measured = dataclasses.asdict(default_footprint(cls)), dataclasses.asdict(footprint(cls()))
+            for size in ("down", "up", "state"):
+                assert stored.pop(size) == pytest.approx(measured.pop(size), rel=1e-6), (cls.name, size)
+            assert stored == measured, cls.name
+
+
+def test_the_list_measures_no_method_of_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeep.engine.footprint.footprint", lambda method: pytest.fail(f"measures {method.name}"))
+    monkeypatch.setattr(fk.methods, "discover", lambda: fk.methods.REGISTRY)
+    cli_methods(as_json=True)
 
 
 def test_one_method_in_full() -> None:
@@ -143,22 +174,63 @@ def test_another_package_adds_a_method_through_the_entry_point(tmp_path: Path) -
                 name = "halfway"
                 paper = "nobody, nowhere"
                 share: float = hyper(0.5, "how far", low=0)
+
+            @dataclass(frozen=True)
+            class Unread(FedAvg):
+                pass
+
+            class Failing(FedAvg):
+                def broadcast(self, server):
+                    raise ValueError("never works")
         """)
     )
     info = tmp_path / "elsewhere-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[fedkeep.methods]\nhalfway = elsewhere:Halfway\nbroken = elsewhere:Missing\nwrong = elsewhere:hyper\n"
+        "[fedkeep.methods]\nhalfway = elsewhere:Halfway\nunread = elsewhere:Unread\n"
+        "failing = elsewhere:Failing\nbroken = elsewhere:Missing\nwrong = elsewhere:hyper\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = fedkeep("methods", "--json", env=environment, fresh=True)
     found = json.loads(done.stdout)
     assert found["halfway"]["hyperparameters"] == {"share": 0.5}
-    assert "broken" not in found
-    assert "wrong" not in found
-    for name in ("broken", "wrong"):
+    assert (found["halfway"]["paper"], found["halfway"]["uploads"]) == ("nobody, nowhere", ["n", "params"])
+    assert (found["unread"]["paper"], found["unread"]["summary"]) == ("", ""), "not those of the class it extends"
+    for name in ("broken", "wrong", "failing"):
+        assert name not in found
         assert any(name in line for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("args", "file"),
+    [
+        (["report", "."], "page.html"),
+        (["partition", "digits"], "split.svg"),
+        (["demo", "--seeds", "1"], "page.html"),
+        (["analyse", "."], "figures"),
+    ],
+)
+def test_a_read_only_folder_is_refused_before_any_work(
+    args: list[str], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions do not stop root, so the question itself is answered with no."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options.os, "access", lambda path, mode: not mode & os.W_OK)
+    result = CliRunner().invoke(app, [*args, "-o", file])
+    assert isinstance(result.exception, FedkeepError)
+    assert result.exception.key == "output"
+    assert "read-only" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_do_not_replace_what_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("kept")
+    (tmp_path / "split.svg").symlink_to(tmp_path / "kept.txt")
+    done = fedkeep("partition", "data=digits", "split.n_clients=4", "-o", str(tmp_path / "split.svg"))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "kept.txt").read_text() == "kept"
 
 
 def test_a_run_does_not_import_what_it_does_not_need(tmp_path: Path) -> None:

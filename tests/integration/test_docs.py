@@ -143,6 +143,12 @@ def run_page(name: str, folder: Path) -> None:
                 assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
+@pytest.mark.parametrize("name", ["callbacks.md", "notebooks.md", "optimisers.md"])
+def test_the_python_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python(DOCS / name)
+
+
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page("tutorial.md", tmp_path)
@@ -173,6 +179,12 @@ def test_the_page_on_recoverable_forgetting_runs(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     run_page("recoverable-forgetting.md", tmp_path)
     assert "recoverable_share" in (tmp_path / "recover.csv").read_text()
+
+
+def test_the_page_on_your_own_data_runs(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("pyarrow", reason="tables need the extra data")
+    run_page("your-data.md", tmp_path)
 
 
 def test_the_page_on_personalisation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

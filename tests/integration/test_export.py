@@ -194,6 +194,43 @@ def test_plots_show_what_was_measured(folder: Path) -> None:
         assert [bar.get_height() for bar in bars] == pytest.approx(expected.tolist())
 
 
+def test_plots_of_many_methods_stay_readable(tmp_path: Path) -> None:
+    """Seventeen methods, of which the k-th ends at an accuracy of about 0.9 - 0.05 k; 4 classes, the last row of 2."""
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    names = list(fk.methods.REGISTRY)[:17]
+    for k, name in enumerate(names):
+        accuracy = wave(k, classes=4)
+        write_run(tmp_path / name, records(accuracy, np.full((4, 2, 4), 0.5)), method=name)
+    [problem] = plots._chosen(plots.read_runs([tmp_path]).problems, [])
+    assert [g.label for g in problem.groups] == names, "the most accurate first"
+    with style.plot_style():
+        figure, where = plots.accuracy(problem.groups), plots.where(problem.groups)
+    figure.draw_without_rendering()
+    [axes], [key] = figure.axes, figure.legends
+    width, height = figure.get_size_inches() * figure.dpi
+    around, drawn = key.get_window_extent(), axes.get_window_extent()
+    assert (drawn.width > 0.5 * width, drawn.height > 0.7 * height) == (True, True)
+    assert around.x0 >= drawn.x1, "the legend is outside the axes"
+    assert around.y0 >= 0, "all of it is within the picture"
+    styles = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(styles) == 17
+    labels = [axes.xaxis.get_ticklabels()[0].get_visible() for axes in where.axes[:17]]
+    assert labels == [True] * 17
+
+
+def test_chosen_methods_are_drawn_in_their_order(folder: Path, tmp_path: Path, inside) -> None:
+    pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
+    runs = plots.read_runs([folder]).problems
+    for names in (["fedntd", "fedavg"], ["fedavg"]):
+        [problem] = plots._chosen(runs, names)
+        assert [g.label for g in problem.groups] == names
+    code, shown, _ = inside("plot", str(folder), "--methods", "fedntd", "--only", "accuracy", "--format", "svg")
+    assert (code, shown.strip()) == (0, str(Path("plots") / "accuracy.svg"))
+    code, _, errors = inside("plot", str(folder), "--methods", "fedntf")
+    assert code == 2
+    assert "'fedntf': did you mean fedntd?" in errors
+
+
 def test_plots_of_local_models_show_what_was_measured(folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="plotting needs the extra plots")
     groups = group_runs([folder])

@@ -202,6 +202,23 @@ def test_run_folder_of_another_run_raises(three: Problem, tmp_path: Path) -> Non
         strategy_of(three, fk.methods.FedNTD(), run_dir=simulated)
 
 
+def test_the_run_folder_has_the_class_names_of_the_servers_data(three: Problem, tmp_path: Path) -> None:
+    names = tuple(f"class {c}!" for c in range(three.data.n_classes))
+    named = dataclasses.replace(three, data=dataclasses.replace(three.data, class_names=names))
+    strategy = strategy_of(named, fk.methods.FedAvg(), run_dir=tmp_path / "run", rounds=1)
+    strategy.start(grid_of(named, fk.methods.FedAvg()))
+    assert strategy.federation.state.history.class_name(1) == "class 1!"
+    assert fk.load_run(tmp_path / "run").class_names == names
+
+
+def test_labels_that_are_texts_need_names_in_a_federation(three: Problem) -> None:
+    x, y = three.data.x_test[:2], ["a", "b"]
+    for data_fn in (lambda: (x, y), lambda: (x, torch.tensor([0.5, 1.0]))):
+        with pytest.raises(fk.errors.DataError) as error:
+            fk.flower.Strategy(fk.methods.FedAvg(), lambda: three.model, num_clients=2, data_fn=data_fn)
+        assert error.value.key == "data_fn"
+
+
 def test_a_run_folder_of_an_older_version_is_resumed(three: Problem, tmp_path: Path) -> None:
     """What it does not record, because it did not exist, has the value of its time: M was inside FedSSD's square."""
     method, augment = fk.methods.FedSSD(form="inside"), fk.data.Augment(crop=1)

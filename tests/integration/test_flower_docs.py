@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import sys
@@ -49,17 +50,21 @@ def fresh_imports(monkeypatch: pytest.MonkeyPatch):
     forget()
 
 
-def apply_diffs(app: Path) -> int:
-    """Apply the page's diffs to an app, and return how many lines they change."""
-    count = 0
-    for name, diff in re.findall(r"`(\w+\.py)`:\n\n```diff\n(.*?)```", PAGE, flags=re.DOTALL):
-        file = app / "existing" / name
+def apply_diffs(app: Path, heading: str) -> int:
+    """Apply the diffs of a section of the page to an app, and return how many lines they add or replace."""
+    count, section = 0, PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    for name, diff in re.findall(r"`(\w+\.py)`:\n\n```diff\n(.*?)```", section, flags=re.DOTALL):
+        file, at = app / "existing" / name, 0
         lines = file.read_text().splitlines()
-        removed, added = ([line[1:] for line in diff.splitlines() if line[0] == sign] for sign in "-+")
-        assert len(removed) == len(added)
-        for old, line in zip(removed, added, strict=True):
-            lines[lines.index(old)] = line
-        count += len(added)
+        for sign, line in ((line[0], line[1:]) for line in diff.splitlines()):
+            if sign == "+":
+                lines.insert(at, line)
+                count, at = count + 1, at + 1
+            elif sign == "-":
+                at = lines.index(line)
+                del lines[at]
+            else:
+                at = lines.index(line) + 1
         file.write_text("\n".join(lines) + "\n")
     return count
 
@@ -69,6 +74,7 @@ def run_existing(folder: Path):
 
     config = {"num-server-rounds": 3, "lr": 0.05, "local-epochs": 1}
     nodes = [SuperNode(client_app.app, {"partition-id": k, "num-partitions": 3}) for k in range(3)]
+    random.seed(0)  # Flower samples nodes with it
     torch.manual_seed(0)
     server_app.app(MemoryGrid(nodes, config), Context(1, 1, {}, RecordDict(), config))
     return server_app.results[-1]
@@ -81,7 +87,7 @@ def test_existing_flower_app_runs_before_the_change(tmp_path: Path, fresh_import
 
 def test_existing_flower_app_becomes_fedntd_with_at_most_five_lines(tmp_path: Path, fresh_imports) -> None:
     shutil.copytree(ROOT / "tests" / "support" / "existing_app", tmp_path / "app")
-    assert 0 < apply_diffs(tmp_path / "app") <= 5
+    assert 0 < apply_diffs(tmp_path / "app", "An existing Flower app") <= 5
     fresh_imports(tmp_path / "app")
     result = run_existing(tmp_path)
     assert Path(sys.modules["existing"].__file__).is_relative_to(tmp_path), "the changed app is the one that ran"
@@ -96,6 +102,26 @@ def test_existing_flower_app_becomes_fedntd_with_at_most_five_lines(tmp_path: Pa
     data = fk.data.from_arrays(x, y, x[:50], y[:50], n_classes=10)
     alone = fk.simulate("fedntd", model, data, clients, participation=1.0, rounds=3, lr=0.05, engine="loop")
     assert same(alone.params, dict(result.arrays.to_torch_state_dict())), "it is the simulation's FedNTD"
+
+
+def test_two_lines_show_what_an_existing_flower_app_forgets(tmp_path: Path, fresh_imports, monkeypatch) -> None:
+    fresh_imports(ROOT / "tests" / "support" / "existing_app")
+    before = run_existing(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "existing"]:
+        del sys.modules[name]
+    shutil.copytree(ROOT / "tests" / "support" / "existing_app", tmp_path / "app")
+    assert apply_diffs(tmp_path / "app", "See what your own app forgets") == 2
+    fresh_imports(tmp_path / "app")
+    monkeypatch.chdir(tmp_path)
+    after = run_existing(tmp_path)
+    assert Path(sys.modules["existing"].__file__).is_relative_to(tmp_path), "the changed app is the one that ran"
+    assert same(dict(before.arrays.to_torch_state_dict()), dict(after.arrays.to_torch_state_dict()))
+    assert str(before.evaluate_metrics_serverapp) == str(after.evaluate_metrics_serverapp)
+    history = fk.load_run("runs/my-app")
+    measured = [after.evaluate_metrics_serverapp[number]["accuracy"] for number in (1, 2, 3)]
+    assert history.accuracy.tolist() == pytest.approx(measured), "as the app itself measures it"
+    assert CliRunner().invoke(command_line, ["compare", "runs"]).exit_code == 0
+    assert CliRunner().invoke(command_line, ["report", "runs"]).exit_code == 0
 
 
 def test_python_of_the_page_runs(tmp_path: Path) -> None:

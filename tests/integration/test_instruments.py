@@ -422,7 +422,9 @@ def run(problem: Problem, tmp_path: Path) -> Path:
 def test_analyse_does_not_modify_the_run_folder(problem: Problem, run: Path) -> None:
     files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     parts = {"model": problem.model, "data": problem.data, "clients": problem.clients}
-    analysis = ins.analyse(run, "all", ins.Options(samples=8, steps=3), **parts)
+    steps: list[str] = []
+    analysis = ins.analyse(run, "all", ins.Options(samples=8, steps=3), steps.append, **parts)
+    assert steps == ["the trial round", *ins.STUDIES]
     assert analysis["round"] == 4
     assert set(ins.STUDIES) <= set(analysis)
     named = [name.replace("*", "last") for name in HEADINGS if not name.startswith("personal.own.")]  # not of FedAvg

@@ -13,7 +13,13 @@ from rich.console import Console
 from support.runs import interrupt_small, run_small, small_experiment
 from support.synthetic import records, wave
 
-from fedkeep.cli.progress import MAX_SECONDS_BETWEEN_LINES, ProgressBar, RunProgress
+from fedkeep.cli.progress import (
+    MAX_SECONDS_BETWEEN_LINES,
+    MIN_SECONDS_BETWEEN_STEPS,
+    ProgressBar,
+    RunProgress,
+    StepBar,
+)
 from fedkeep.errors import Diverged
 from fedkeep.experiments.sweep import run_all
 
@@ -47,7 +53,7 @@ def test_run_progress_shows_a_column_per_round_and_of_many_classes_those_that_lo
 
 def run_one_round(bar: ProgressBar, lines: list[dict[str, Any]]) -> None:
     bar.start_run("fedavg")
-    bar(SimpleNamespace(history=SimpleNamespace(records=lines)), lines[-1])
+    bar(SimpleNamespace(history=SimpleNamespace(records=lines, class_names=None)), lines[-1])
 
 
 def test_a_terminal_shows_the_classes_of_the_current_run() -> None:
@@ -103,3 +109,19 @@ def test_the_bar_counts_every_round_once(tmp_path: Path, jobs: int) -> None:
     assert bar.shown[-1] == bar.progress.tasks[0].total == 13
     if jobs == 1:
         assert bar.shown == [1, 2, 3, 3, 6, 9, 10, 10, 13], "a resumed run starts at its checkpoint"
+
+
+def test_steps_are_shown_on_a_terminal_and_printed_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(force_terminal=True, file=io.StringIO(), width=80)
+    with StepBar(console, 3) as bar:
+        bar("where")
+        bar("surface")
+        bar.progress.refresh()
+    assert "surface" in console.file.getvalue()
+    assert "1/3" in console.file.getvalue()
+    assert capsys.readouterr().err == ""
+    with StepBar(Console(file=io.StringIO()), 3) as bar:
+        bar("where")
+        bar.last_line -= MIN_SECONDS_BETWEEN_STEPS
+        bar("surface")
+    assert capsys.readouterr().err == "surface (2 of 3)\n"

@@ -59,6 +59,7 @@ def test_every_method_is_replayed(name: str, dtype: str) -> None:
     "changes",
     [
         {"optimizer": "adam", "lr": 0.01},
+        {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
         {"clip_norm": 0.5},
         {"autocast": "bfloat16", "dtype": "float32"},
         {"dtype": "bfloat16"},

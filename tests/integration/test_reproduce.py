@@ -813,7 +813,7 @@ def test_a_paper_is_listed_with_columns_and_missing_data(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", MAIN_TABLES)
-def test_quick_shows_every_row_next_to_the_papers_figures(name: str, tmp_path: Path) -> None:
+def test_quick_shows_our_figures_of_every_row_and_none_of_the_paper(name: str, tmp_path: Path) -> None:
     code, out = run(name, "--quick", "--runs", str(tmp_path), "rounds=2", "epochs=1")
     assert code == 0, out
     table = spec.load(name)
@@ -821,9 +821,12 @@ def test_quick_shows_every_row_next_to_the_papers_figures(name: str, tmp_path: P
         assert row.label in out
     assert "digits" in out
     assert "rounds=2, epochs=1" in out
+    assert out.count("Quick: ") == 1
+    assert "paper" not in out.partition(table.paper)[2].lower()
     shown = json.loads(run(name, "--quick", "--runs", str(tmp_path), "rounds=2", "epochs=1", "--json")[1])
     [column] = shown["columns"]
-    assert column["found"]
+    assert column["found"] == []
+    assert {measure["paper"] for row in column["rows"] for measure in row["measures"].values()} == {None}
     assert {row["row"] for row in column["rows"]} == set(table.rows)
     for row in column["rows"]:
         values = [measure["values"] for measure in row["measures"].values()]

@@ -406,3 +406,21 @@ def test_what_a_run_does_not_record_has_the_value_of_its_time(tmp_path: Path) ->
         train = {"rounds": 4, "lr": 0.1, "augment": drawn}
         write_run(tmp_path / str(seed), records(wave(0)), method="fedssd", hyper=hyper, seed=seed, train=train)
     assert sorted(sorted(group.seeds) for group in group_runs([tmp_path])) == [[0, 1], [2], [3]]
+
+
+def test_a_comparison_is_a_line_of_text_and_a_table_in_a_notebook(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedntd"):
+        for seed in (0, 1):
+            options = {"run_dir": tmp_path / f"{method}-{seed}", "label": f"<b>{method}", "seed": seed}
+            fk.simulate(method, net(), DATA, CLIENTS, **options, **SETTINGS)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "experiment.toml").write_text("format = 2\n")
+    runs = read_runs([tmp_path])
+    assert repr(runs) == "<RunSet: 4 runs of <b>fedavg, <b>fedntd, 1 left out>"
+    shown = runs._repr_html_()
+    assert "<td" in shown
+    assert "&lt;b&gt;fedntd" in shown
+    assert "<b>fedntd" not in shown
+    group = runs.groups[0]
+    assert f"{100 * group.mean['final']:.1f}±{100 * group.spread['final']:.1f}" in shown
+    assert "left out:" in shown

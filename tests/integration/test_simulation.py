@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +18,7 @@ import fedkeep as fk
 from fedkeep import tree
 from fedkeep.engine.device import numerics
 from fedkeep.errors import DataError, Diverged, EngineError, FedkeepError, MethodError, ModelError, PartitionError
+from fedkeep.runs.folder import RunFolder
 
 
 def test_methods_are_compared_on_the_same_cohorts(problem: Problem) -> None:
@@ -136,6 +138,53 @@ def test_an_unknown_setting_raises_with_a_suggestion(problem: Problem) -> None:
 def test_the_learning_rate_decays_by_round(problem: Problem) -> None:
     records = problem.run(fk.methods.FedAvg(), lr=0.1, lr_decay=0.5).history.records[1:]
     assert [r["lr"] for r in records] == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_a_cosine_schedule_is_torchs_after_a_linear_warm_up() -> None:
+    settings = fk.Settings(rounds=12, lr=0.3, lr_schedule="cosine", lr_warmup=2)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    cosine, expected = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10), []
+    for _ in range(10):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        cosine.step()
+    assert [settings.lr_in(r) for r in range(1, 13)] == pytest.approx([0.1, 0.2, *expected], rel=1e-12)
+    assert settings.lr_in(13) == settings.lr_in(12) > 0  # studies train after the last round
+    assert fk.Settings(rounds=10**9, lr_schedule="cosine").lr_in(10**9) > 0
+    assert settings.depends_on_rounds
+    assert not fk.Settings(lr_warmup=3).depends_on_rounds
+
+
+def test_a_scheduled_run_is_resumed_exactly(problem: Problem, tmp_path: Path) -> None:
+    settings = {"rounds": 4, "lr_schedule": "cosine", "lr_warmup": 1, "optimizer": "adamw", "lr": 0.01}
+    whole = problem.run(fk.methods.Scaffold(), **settings)
+    assert [r["lr"] for r in whole.history.records[1:]] == pytest.approx([0.005, 0.01, 0.0075, 0.0025])
+    stopped = problem.simulation(fk.methods.Scaffold(), **settings)
+    stopped.callbacks = (lambda simulation, record: simulation.stop() if record["round"] == 2 else None,)
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        stopped.attach(folder).run()
+    with RunFolder.open(tmp_path / "run") as folder:
+        resumed = problem.simulation(fk.methods.Scaffold(), **settings).attach(folder)
+        resumed.run()
+    assert same(whole.server, resumed.server)
+
+
+@pytest.mark.parametrize("method", [fk.methods.FedNTD(), fk.methods.FedRoD(personal_head=True)], ids=lambda m: m.name)
+def test_both_engines_agree_with_adamw(problem: Problem, method: fk.methods.FedAvg) -> None:
+    settings = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "participation": 1.0}
+    loop, stacked = (problem.run(method, engine=engine, **settings) for engine in ("loop", "stacked"))
+    assert gap(loop.server, stacked.server) < 1e-9
+    decayed_less = problem.run(method, **{**settings, "weight_decay": 0.0})
+    assert gap(loop.server, decayed_less.server) > 1e-4
+
+
+def test_wrong_schedules_are_refused() -> None:
+    with raises(FedkeepError, key="lr_schedule", valid=["cosine"], mentions=["did you mean cosine"]):
+        fk.Settings(lr_schedule="cosin")
+    with raises(FedkeepError, key="lr_warmup", value=3, mentions=["3 rounds"]):
+        fk.Settings(rounds=3, lr_warmup=3)
+    with raises(FedkeepError, key="lr_warmup", value=-1):
+        fk.Settings(lr_warmup=-1)
 
 
 def test_evaluation_is_as_often_as_asked_and_always_at_the_end(problem: Problem) -> None:

@@ -61,7 +61,7 @@ def test_the_help_text_of_a_command_needs_nothing_large(command: str) -> None:
 
 def test_a_misspelt_command_needs_nothing_large() -> None:
     shown, modules = output_and_imports("rnu")
-    assert "No such command 'rnu'" in shown
+    assert "unknown command 'rnu': did you mean run?" in shown
     assert_small(modules)
 
 
@@ -83,3 +83,11 @@ def test_the_package_is_imported_without_torch() -> None:
     code = "import sys, fedkeep; assert not {'torch', 'numpy'} & set(sys.modules); fedkeep.simulate; import torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_measures_of_forgetting_need_numpy_alone() -> None:
+    code = "import sys, fedkeep.forgetting as f; print(f.forgetting([[1, 0], [0, 1]])); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    value, modules = done.stdout.splitlines()
+    assert float(value) == 0.0
+    assert set(modules.split()).isdisjoint(set(LARGE) - {"numpy"})

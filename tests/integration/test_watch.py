@@ -221,5 +221,5 @@ def test_the_demo_writes_its_page(tmp_path: Path) -> None:
     assert "fedkeep-demo.html" in done.stdout.splitlines()[-1]
     assert [p.name for p in tmp_path.iterdir()] == ["fedkeep-demo.html"]  # the run folders are removed
     data = (tmp_path / "fedkeep-demo.html").read_text().split('type="application/json">')[1].split("</script>")[0]
-    labels = {"fedavg", "fedprox", "scaffold", "fedntd"}
+    labels = {"fedavg", "scaffold", "fedntd", "fedkeep"}
     assert {g["label"] for g in json.loads(data)["problems"][0]["groups"] if g["runs"][0]["anatomy"]} == labels

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,10 @@ def _client_states(path: Path, index: tree.Tree) -> dict[int, tree.Tree]:
     return {k: store[k] for k in store}
 
 
-def wait_for_lines(path: Path, lines: int, process: subprocess.Popen[Any]) -> None:
+def wait_for_lines(path: Path, lines: int, process: subprocess.Popen[Any] | BaseProcess) -> None:
     """Wait until a running process has written this many lines of a file."""
     while not path.exists() or path.read_bytes().count(b"\n") < lines:
-        assert process.poll() is None
+        assert (process.exitcode if isinstance(process, BaseProcess) else process.poll()) is None
         time.sleep(0.005)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.errors import raises
+from support.errors import ANY, raises
 
 from fedkeep.data import Augment, Dataset, InputPipeline, from_arrays, load, make_plan, sample_cohort, seeds
 from fedkeep.data import plan as plans
@@ -160,10 +160,18 @@ def test_a_damaged_npz_file_raises_or_gives_the_same_arrays(tmp_path: Path, save
         ({"x_train": np.full((6, 1, 2, 2), np.nan)}, "x_train", 0),  # the first example that is not finite
         ({"x_train": np.array([0, 1, 2, np.inf, 4, 5])}, "x_train", 3),
         ({"x_test": {"a": np.array([0.0, np.nan, 1.0])}}, "x_test['a']", 1),
-        ({"y_train": np.array([0.0, 1, 2, 0, 1, 2])}, "y_train", "torch.float64"),
-        ({"y_test": np.array([True, False, True])}, "y_test", "torch.bool"),
+        ({"y_train": np.array([0.0, 1, 2, 0.5, 1, 2])}, "y_train", 0.5),
+        ({"y_train": np.array([0.0, 1, 2, np.nan, 1, 2])}, "y_train", ANY),
+        ({"y_train": np.eye(6, 3)}, "y_train", (6, 3)),  # multi-label
+        ({"y_train": ["a", "b", None, "a", "b", "c"]}, "y_train", None),
+        ({"y_train": ["a"] * 6, "y_test": ["a"] * 3}, "y_train", ["a"]),  # a single class
+        ({"y_train": ["a", "b", "", "a", "b", "c"], "y_test": ["a"] * 3}, "y_train", 2),
+        ({"y_train": list("abcabc"), "y_test": list("abd")}, "y_test", "d"),
+        ({"y_train": list("abcabc"), "y_test": list("abc"), "class_names": ["a", "b"]}, "y_train", "c"),
+        ({"x_train": np.zeros((6, 8, 8, 3)), "x_test": np.zeros((3, 8, 8, 3))}, "x_train", (6, 8, 8, 3)),
+        ({"x_train": torch.zeros(6, 8, 8, 1), "x_test": torch.zeros(3, 8, 8, 1)}, "x_train", (6, 8, 8, 1)),
         ({"y_test": np.array([0, -2, 1])}, "y_test", -2),
-        ({"y_train": np.array(["a"] * 6)}, "y_train", "<U1"),
+        ({"y_train": np.array(["a"] * 6)}, "y_test", "int64"),
         ({"y_train": np.zeros(0, int)}, "y_train", 0),  # no labels
         ({"y_test": np.zeros(0, int)}, "y_test", 0),
         ({"n_classes": 2}, "n_classes", 2),
@@ -180,6 +188,31 @@ def test_a_damaged_npz_file_raises_or_gives_the_same_arrays(tmp_path: Path, save
 def test_invalid_arrays_raise(changes: dict[str, Any], key: str, value: Any) -> None:
     with raises(DataError, key, value, mentions=[key]):
         from_arrays(**arrays(**changes))
+
+
+@pytest.mark.parametrize(
+    ("y_train", "y_test", "numbers", "names"),
+    [
+        (["dog", "ant", "cat"] * 2, np.array(["cat"] * 3), [2, 0, 1] * 2, ("ant", "cat", "dog")),
+        (np.array([True, False] * 3), torch.tensor([True] * 3), [1, 0] * 3, ("False", "True")),
+        (np.array([True, False] * 3, object), [True] * 3, [1, 0] * 3, ("False", "True")),
+        (np.array([0.0, 1.0, 2.0] * 2), torch.zeros(3, dtype=torch.bfloat16), [0, 1, 2] * 2, None),
+        (np.array([1, 0] * 3, object), np.array([[1], [0], [1]]), [1, 0] * 3, None),
+    ],
+    ids=["texts", "booleans", "boolean objects", "floats", "objects and a column"],
+)
+def test_labels_are_numbered_in_sorted_order_and_keep_their_names(y_train, y_test, numbers, names) -> None:
+    data = from_arrays(**arrays(y_train=y_train, y_test=y_test, n_classes=None))
+    assert (data.y_train.tolist(), data.class_names) == (numbers, names)
+    assert data.y_test.dtype == torch.long
+
+
+def test_class_names_decide_the_numbers_of_text_labels() -> None:
+    names = ["dog", "bee", "cat"]
+    given = arrays(y_train=["dog", "cat"] * 3, y_test=["bee"] * 3, n_classes=None)
+    data = from_arrays(**given, class_names=names)
+    assert (data.y_train.tolist(), data.y_test.tolist(), data.n_classes) == ([0, 2] * 3, [1] * 3, 3)
+    assert data.class_names == tuple(names)
 
 
 def test_a_dict_of_inputs_cannot_be_normalised() -> None:

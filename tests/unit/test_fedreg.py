@@ -37,9 +37,10 @@ def test_rehearsal_is_one_order_in_every_epoch() -> None:
     assert len(set(dropped.rehearsal[:2].reshape(-1).tolist())) == 4
 
 
-def test_adam_is_refused(problem: Problem) -> None:
-    with raises(MethodError, "optimizer", "adam", valid=("sgd",), mentions=["fedreg", 'optimizer = "sgd"']):
-        problem.simulation(fk.methods.FedReg(), optimizer="adam")
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_is_refused(problem: Problem, name: str) -> None:
+    with raises(MethodError, "optimizer", name, valid=("sgd",), mentions=["fedreg", 'optimizer = "sgd"']):
+        problem.simulation(fk.methods.FedReg(), optimizer=name)
 
 
 def test_tokens_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:

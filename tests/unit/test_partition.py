@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.distance import jensenshannon
+from scipy.stats import entropy
 from support.errors import ANY, raises
 
 from fedkeep.data import Partition, dirichlet_draws, partition
@@ -398,3 +400,33 @@ def test_the_summary_of_label_counts_gives_ranges_medians_and_the_distance() -> 
     """Client 0 has 3/4 of class 0, overall it is 1/2: 25% of its labels differ; for client 1 too; client 2 is empty."""
     summary = partition.summarize_label_counts(np.array([[3, 1, 0], [1, 3, 0], [0, 0, 0]]))
     assert re.findall(r"\d+%?", summary) == ["3", "0", "4", "4", "2", "2", "2", "25%"]
+
+
+def test_heterogeneity_is_that_of_its_formulas() -> None:
+    """Scipy's Jensen-Shannon distance, and the formulas of docs/data.md, for each client with examples."""
+    counts = np.array([[8, 2, 0], [0, 0, 5], [0, 0, 0], [4, 4, 4]])
+    q = counts.sum(0) / counts.sum()
+    p = [row / row.sum() for row in counts if row.sum()]
+    expected = {
+        "jensen_shannon": np.mean([jensenshannon(one, q, base=2) for one in p]),
+        "hellinger": np.mean([np.linalg.norm(np.sqrt(one) - np.sqrt(q)) / np.sqrt(2) for one in p]),
+        "earth_movers": np.mean([np.maximum(one - q, 0).sum() for one in p]),
+        "effective_classes": np.mean([np.exp(entropy(one)) for one in p]),
+    }
+    assert partition.heterogeneity(counts) == pytest.approx(expected)
+
+
+def test_heterogeneity_is_zero_for_equal_clients_and_one_for_many_clients_of_one_class_each() -> None:
+    equal_clients = partition.heterogeneity(np.full((3, 4), 7))
+    assert equal_clients == pytest.approx({**dict.fromkeys(equal_clients, 0), "effective_classes": 4}, abs=1e-7)
+    one_class_each = partition.heterogeneity(np.eye(1000, dtype=int))
+    distances = [value for name, value in one_class_each.items() if name != "effective_classes"]
+    assert min(distances) > 0.95
+    assert max(distances) < 1
+    assert one_class_each["effective_classes"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("counts", [[], [1], [[1], [1, 2]], [[0, 0]], [[1, -1]], [["a"]], [[np.inf, 1]], [[NAN, 1]]])
+def test_heterogeneity_refuses_what_are_no_counts(counts: list) -> None:
+    with raises(PartitionError, "counts"):
+        partition.heterogeneity(counts)

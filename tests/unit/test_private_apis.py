@@ -22,7 +22,9 @@ from fedkeep.task import Task
 # torch's fused optimisers
 
 
-@pytest.mark.parametrize("kind", [optim.SGD(0.9, 0.01), optim.Adam(weight_decay=0.01)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "kind", [optim.SGD(0.9, 0.01), optim.Adam(weight_decay=0.01), optim.AdamW(weight_decay=0.01)], ids=str
+)
 def test_fused_kernel_equals_update(kind: optim.SGD | optim.Adam) -> None:
     assert kind.fused, "this torch has the kernels"
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +40,7 @@ def test_fused_kernel_equals_update(kind: optim.SGD | optim.Adam) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize(("name", "kind"), [("sgd", optim.SGD), ("adam", optim.Adam)])
+@pytest.mark.parametrize(("name", "kind"), [("sgd", optim.SGD), ("adam", optim.Adam), ("adamw", optim.AdamW)])
 def test_without_the_fused_kernel_training_uses_update(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, name: str, kind: type, engine: str
 ) -> None:

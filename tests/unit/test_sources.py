@@ -23,7 +23,7 @@ import torch
 from support.errors import ANY, raises
 
 from fedkeep.data import from_arrays, load, partition
-from fedkeep.data.sources import columns, named
+from fedkeep.data.sources import choice, named
 from fedkeep.data.sources.common import Options
 from fedkeep.errors import DataError
 
@@ -630,7 +630,7 @@ def test_a_function_can_be_the_tokenizer(tmp_path: Path) -> None:
         ("f,label\n", {}, "a.csv", None, []),
         ("f,label\n1,0\n2\n", {}, "a.csv", None, []),
         ("f,g\n1,0\n", {}, "y", None, ["f", "g"]),
-        ("f,g,label\n1,a,0\n", {}, "x", None, ["f", "g", "label"]),
+        ("f_id,g_id,label\n1,2,0\n", {}, "x", None, ["f_id", "g_id", "label"]),
         ("label\n1\n", {}, "x", None, ["label"]),
         ("f,label\n1,0\n", {"y": "labels"}, "y", "labels", ["f", "label"]),
         ("f,label\n1,0\n", {"x": "g"}, "x", "g", ["f", "label"]),
@@ -638,7 +638,7 @@ def test_a_function_can_be_the_tokenizer(tmp_path: Path) -> None:
         ("f,f,label\n1,2,0\n", {}, "x", "f", []),
         ("f,label\n1,0\n,1\n", {}, "f", 1, []),  # the first row with an empty cell
         ("f,label\n1,0\n2,\n", {}, "label", 1, []),
-        ("f,label\n1,0.5\n2,1.5\n", {}, "y_train", "torch.float64", []),
+        ("f,label\n1,0.5\n2,1.5\n", {}, "y_train", 0.5, []),
         ("f,label\n1,2020-01-01\n2,2020-01-01\n", {}, "y", "label", []),
         ("f,label\n1,-1\n2,1\n", {}, "y_train", -1, []),
         ("f,label\n1,0\n2,3\n", {"n_classes": 3}, "n_classes", 3, [4]),
@@ -1045,7 +1045,7 @@ def test_docs_data_lists_every_command_option_and_normalisation() -> None:
         for value in (*(known.mean or ()), *(known.std or ())):
             assert f"{value}" in row
     assert [field.name for field in dataclasses.fields(Options) if f"`{field.name}" not in text] == []
-    assert [name for name in (*columns._X, *columns._Y) if f"`{name}`" not in text] == []
+    assert [name for name in (*choice.USUAL_X, *choice.USUAL_Y) if f"`{name}`" not in text] == []
 
 
 def test_digits_equal_those_of_scikit_learn_with_and_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 from fedkeep._util.text import did_you_mean
 from fedkeep._util.validate import require_bool
 from fedkeep.data.dataset import Dataset, from_arrays
+from fedkeep.data.normalise import check_normalise
 from fedkeep.data.public_options import check_public_options
-from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, tables
+from fedkeep.data.sources import arrays, cifar, femnist, generated, hub, idx, images, named, objects, tables
 from fedkeep.data.sources.common import Missing, Options, Raw, errors_named, hold_out, to_path
 from fedkeep.errors import DataError
 
@@ -22,7 +23,7 @@ __all__ = ["load"]
 _FILES = (".npz", *tables.SUFFIXES)
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 
-Source = str | Path | Sequence[Any] | Mapping[str, Any] | Dataset
+Source = Any  # a name, a path, an object of another library, or a pair or dict of paths or objects
 _SINGLE_TABLE_TEST = 0.2  # the default test share of a single table
 
 
@@ -41,6 +42,7 @@ def load(
     n_classes: int | None = None,
     mean: Any = None,
     std: Any = None,
+    normalise: str | None = None,
     **options: Any,
 ) -> Dataset:
     """Load a data set and, with `public` or `public_ids`, move a part of it to the server's public set.
@@ -50,6 +52,8 @@ def load(
     - a name: digits, squares, wards, mnist, cifar10, cifar100, cinic10, tiny_imagenet, femnist, sst5, ag_news
     - an .npz, .parquet, .csv or .jsonl file, or a pair (or dict) of tables to train and to test on
     - a folder: IDX files, CIFAR binary batches, images by class, tables
+    - a pandas or polars DataFrame, an Arrow table, a Hugging Face Dataset or DatasetDict, a torch Dataset whose items
+      are pairs (example, class) or dicts, or a pair (or dict) of these to train and to test on
     - "hf:NAME" for a Hugging Face data set
     - "generated:NAME" for random data of the size of a named data set
     - a data set, to which the options below apply
@@ -65,9 +69,10 @@ def load(
     `held_out` is a fraction of each class of the training examples that takes the place of the test set, so that
     hyperparameters can be chosen without it.
 
-    `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set. The
-    other options control reading: size, x, y, text, label, classes, ids, tokenizer, max_length, splits, test,
-    first_label, merge_validation, test_writers, max_gb.
+    `n_classes` must agree with the data. `mean` and `std` replace the usual normalisation of a named data set;
+    `normalise="standard"` uses those of the training examples, per feature. The other options control reading: size, x,
+    y, text, label, classes, ids, tokenizer, max_length, splits, test, first_label, merge_validation, test_writers,
+    max_gb.
 
     >>> data = load("digits", public=0.1)
     >>> data.n_classes, len(data.y_train) + len(data.public.y) + len(data.public.y_val), len(data.y_test)
@@ -75,6 +80,7 @@ def load(
     """
     name = source if isinstance(source, str | Path) else "source"
     require_bool("public_only", public_only, DataError)
+    check_normalise({"normalise": normalise, "mean": mean, "std": std})
     of_public_set = {"public": public, "public_ids": public_ids}
     check_public_options({**of_public_set, "public_alpha": public_alpha, "public_only": public_only})
     with errors_named(name):
@@ -82,7 +88,8 @@ def load(
         data = data if held_out is None else data.with_held_out_test(held_out)
         data = data if min_per_id is None else data.drop_small_owners(min_per_id)
         data = _with_public(data, public, public_ids, public_alpha, validation, seed)
-        return data.only_public() if public_only else data
+        data = data.only_public() if public_only else data
+        return data if normalise is None else data.standardised()
 
 
 def _load(
@@ -102,7 +109,7 @@ def _load(
     _require_n_classes(raw, n_classes)
     assert raw.test is not None
     try:
-        return from_arrays(
+        data = from_arrays(
             raw.train.x,
             raw.train.y,
             raw.test.x,
@@ -112,10 +119,20 @@ def _load(
             std=raw.std if std is None else std,
             ids=raw.train.ids,
             test_ids=raw.test.ids,
+            class_names=_class_names(raw, parsed),
             name=raw.name,
         )
     except DataError as error:
         raise error.converted(DataError, f"{raw.name}: {error}") from error
+    return data if raw.feature_names is None else dataclasses.replace(data, feature_names=tuple(raw.feature_names))
+
+
+def _class_names(raw: Raw, options: Options) -> Sequence[str] | None:
+    """Return the names of the classes: the option `classes`, else those that the source declares, if they are names."""
+    if options.classes is not None:
+        return list(options.classes)
+    names = [str(name) for name in raw.class_names or ()]
+    return names if names and all(name.strip() for name in names) and len(set(names)) == len(names) else None
 
 
 def _with_public(
@@ -134,12 +151,16 @@ def _with_public(
 
 
 def _read(source: Source, root: str | Path | None, options: Options) -> Raw:
+    if objects.recognises(source):
+        raw = objects.read(source, options)
+        return raw if raw.test is not None else hold_out(raw, options.test or _SINGLE_TABLE_TEST)
     if isinstance(source, Mapping | tuple | list):
         return tables.read_files(*_parse_pair(source), options)
     if not isinstance(source, str | Path):
         kind = type(source).__name__
         raise DataError(
-            f"source must be a name, a path, or a pair of files, not {kind}; for arrays use fk.data.from_arrays",
+            f"source must be a name, a path, {objects.KINDS}, or a pair of files or objects, not {kind}; for arrays "
+            "use fk.data.from_arrays",
             key="source",
             value=kind,
         )

@@ -12,7 +12,7 @@ from fedkeep.data.sources.common import Missing, Options, Part, Raw, hold_out
 from fedkeep.errors import DataError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-_OPTIONAL = ("mean", "std", "n_classes", "ids")
+_OPTIONAL = ("mean", "std", "n_classes", "ids", "class_names")
 
 
 def read_digits(options: Options) -> Raw:
@@ -53,8 +53,8 @@ def _read_digits_table() -> np.ndarray:
 
 
 def read_npz(path: Path, options: Options) -> Raw:
-    """Read x_train, y_train, x_test, y_test (and optionally mean, std, n_classes, ids) from a file."""
-    options.reject_except("an .npz file", "first_label")
+    """Read x_train, y_train, x_test, y_test (and optionally mean, std, n_classes, ids, class_names) from a file."""
+    options.reject_except("an .npz file", "first_label", "classes")
     if not path.is_file():
         raise Missing(f"there is no file {path}", key=str(path))
     try:
@@ -87,6 +87,7 @@ def read_npz(path: Path, options: Options) -> Raw:
         _whole_number(path, arrays["n_classes"]) if "n_classes" in arrays else None,
         arrays.get("mean"),
         arrays.get("std"),
+        arrays["class_names"].reshape(-1).tolist() if "class_names" in arrays else None,
     )
 
 

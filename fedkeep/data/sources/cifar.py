@@ -12,6 +12,7 @@ from fedkeep.data.sources.common import Missing, Options, Part, Raw
 from fedkeep.errors import DataError
 
 _PIXELS = 3 * 32 * 32
+_LARGEST_NAMES = 100_000  # bytes of a file with class names
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,10 @@ class Format:
     subfolder: str  # the folder in the archive, as distributed
     pickled: tuple[str, ...]  # files and folders of the Python version
     archive: str
+    names: dict[str, str]  # of the file with the class names, for each label
 
 
+TEN_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 TEN = Format(
     "CIFAR-10",
     tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
@@ -35,6 +38,7 @@ TEN = Format(
     "cifar-10-batches-bin",
     ("cifar-10-batches-py", "batches.meta", "data_batch_1", "test_batch"),
     "cifar-10-binary.tar.gz",
+    {"label": "batches.meta.txt"},
 )
 HUNDRED = Format(
     "CIFAR-100",
@@ -44,6 +48,7 @@ HUNDRED = Format(
     "cifar-100-binary",
     ("cifar-100-python",),
     "cifar-100-binary.tar.gz",
+    {"coarse_label": "coarse_label_names.txt", "fine_label": "fine_label_names.txt"},
 )
 
 
@@ -78,7 +83,16 @@ def read_folder(path: Path, options: Options, kind: Format) -> Raw:
         raise Missing(f"{folder} has no {', '.join(missing)}", key=str(folder), valid=(*kind.train, kind.test))
     options.require_memory(sum((folder / name).stat().st_size for name in (*kind.train, kind.test)), folder)
     parts = [[_read_batch(folder / name, kind, label) for name in names] for names in (kind.train, (kind.test,))]
-    return Raw(_join(parts[0]), _join(parts[1]), path.name, kind.labels[label])
+    names = _read_class_names(folder / kind.names[label], kind.labels[label])
+    return Raw(_join(parts[0]), _join(parts[1]), path.name, kind.labels[label], class_names=names)
+
+
+def _read_class_names(path: Path, n_classes: int) -> list[str] | None:
+    """Return the class names of the file that comes with the batches, one per line; None if it has no such names."""
+    if not path.is_file() or path.stat().st_size > _LARGEST_NAMES:
+        return None
+    names = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return names if len(set(names)) == len(names) == n_classes else None
 
 
 def _has_pickles(path: Path, kind: Format) -> bool:

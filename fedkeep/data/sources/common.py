@@ -34,7 +34,7 @@ class Options:
     size: tuple[int, int] | None = None  # (height, width): images are resized to it, flat pixels reshaped to it
     x: str | Sequence[str] | None = None  # the column or columns of the examples
     y: str | None = None  # the column of the classes; for CIFAR-100, "fine_label" or "coarse_label"
-    classes: Sequence[str] | None = None  # the labels of class 0, class 1, ..., if they are text
+    classes: Sequence[str] | None = None  # the names of class 0, class 1, ...; if labels are text, these are the labels
     ids: str | None = None  # the column with the owner of each example
     text: str | Sequence[str] | None = None  # the column of the texts, or several, joined by spaces
     label: str | None = None  # another name for y
@@ -120,7 +120,7 @@ class Part:
 class Raw:
     """The result of a reader.
 
-    `n_classes` is None unless the source declares it. `test` is None if the source has no test set.
+    `n_classes` and `class_names` are None unless the source declares them, and `test` if it has no test set.
     """
 
     train: Part
@@ -129,6 +129,8 @@ class Raw:
     n_classes: Any = None
     mean: Any = None
     std: Any = None
+    class_names: Sequence[str] | None = None
+    feature_names: Sequence[str] | None = None  # of the columns of a table
 
     @property
     def labels(self) -> list[np.ndarray]:

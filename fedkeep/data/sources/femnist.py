@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import string
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedkeep.data.sources import tables
 from fedkeep.data.sources.common import Missing, Options, Part, Raw
 from fedkeep.errors import DataError
 
-N_CLASSES = 62
+CLASS_NAMES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 _UNSPLIT = ("all_data", "sampled_data", "rem_user_data")  # LEAF's folders of data without a test set
 _SUBFOLDERS = (".", "data", "leaf/data/femnist/data")
 _TEST_SHARE = 0.1  # LEAF's default

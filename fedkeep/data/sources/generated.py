@@ -71,7 +71,7 @@ def read(text: str, options: Options) -> Raw:
     n_owners = max(1, form.owners * n_train // all_examples) if form.owners else 0
     train = _part(rng, form, options, n_train, known.n_classes, n_owners)
     test = _part(rng, form, options, n_test, known.n_classes) if form.test else None
-    raw = Raw(train, test, f"{PREFIX}{text}", known.n_classes, known.mean, known.std)
+    raw = Raw(train, test, f"{PREFIX}{text}", known.n_classes, known.mean, known.std, known.class_names)
     return raw if test is not None else femnist.with_test(raw, options)
 
 

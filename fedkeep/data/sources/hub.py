@@ -22,7 +22,7 @@ def read(name: str, options: Options) -> Raw:
     options.reject_except(source, *tables.OPTIONS, "splits", "test", "first_label")
     loaded = _load_dataset(name, source)
     splits = loaded if hasattr(loaded, "keys") else {"train": loaded}
-    train, test = _choose_splits(list(splits), options, source)
+    train, test = choose_splits(list(splits), options, source)
     train_table = _table(splits, train, source)
     raw = tables.from_tables(train_table, _table(splits, test, source) if test else None, options, source)
     if raw.test is not None and len(raw.test.y) and np.all(raw.test.y == -1):
@@ -76,7 +76,7 @@ def _format_reason(error: Exception) -> str:
     return text
 
 
-def _choose_splits(names: list[str], options: Options, source: str) -> tuple[str, str | None]:
+def choose_splits(names: list[str], options: Options, source: str) -> tuple[str, str | None]:
     """Return the names of the splits to train on and to test on."""
     if options.splits is not None:
         chosen = [options.splits] if isinstance(options.splits, str) else list(options.splits)

@@ -63,7 +63,7 @@ def recognises(path: Path) -> bool:
 
 def read_folder(path: Path, options: Options) -> Raw:
     """Read the four files of a folder: images and labels, for training (train) and for testing (t10k or test)."""
-    options.reject_except("IDX files", "first_label")
+    options.reject_except("IDX files", "first_label", "classes")
     return Raw(_read_part(path, "train", options), _read_part(path, "test", options), path.name)
 
 

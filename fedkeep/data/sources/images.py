@@ -72,10 +72,7 @@ def _pixels(image: Any, name: str, file: Any, size: tuple[int, int] | None, colo
                 raise DataError(
                     f"{name} has more than 8 bits per channel: convert it to 8 bits", key=name, value=opened.mode
                 )
-            decoded = opened.convert("L" if opened.mode in _GREY and not colour else "RGB")
-            if size is not None and decoded.size != size[::-1]:
-                decoded = decoded.resize(size[::-1], image.Resampling.BILINEAR)
-            pixels = np.asarray(decoded)
+            return to_pixels(opened, size, colour)
     except DataError:
         raise
     except FileNotFoundError as error:
@@ -90,6 +87,15 @@ def _pixels(image: Any, name: str, file: Any, size: tuple[int, int] | None, colo
         ) from error
     except Exception as error:  # a damaged image fails in the decoder of its format
         raise DataError(f"{name} cannot be read as an image, it may be damaged: {one_line(error)}", key=name) from error
+
+
+def to_pixels(opened: Any, size: tuple[int, int] | None, colour: bool = False) -> np.ndarray:
+    """Return an image of PIL as bytes [channels, height, width]: grey ones have one channel, unless with `colour`."""
+    decoded = opened.convert("L" if opened.mode in _GREY and not colour else "RGB")
+    if size is not None and decoded.size != size[::-1]:
+        image = require_package("PIL.Image", "reading images")
+        decoded = decoded.resize(size[::-1], image.Resampling.BILINEAR)
+    pixels = np.asarray(decoded)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -153,10 +159,10 @@ def read_folder(path: Path, options: Options, colour: bool = False) -> Raw:
     paths, y = [p for listing, _ in listings for p in listing], np.concatenate([labels for _, labels in listings])
     x = from_paths(paths, options, (3,) if colour else None)
     if test is None:
-        return Raw(Part(x, y), None, path.name, len(names))
+        return Raw(Part(x, y), None, path.name, len(names), class_names=names)
     paths, y_test = _list_classes(test, names, require_all=False)
     x, x_test = same_channels(x, from_paths(paths, options, x.shape[1:]))
-    return Raw(Part(x, y), Part(x_test, y_test), path.name, len(names))
+    return Raw(Part(x, y), Part(x_test, y_test), path.name, len(names), class_names=names)
 
 
 def _part_folders(path: Path) -> tuple[Path, Path | None, Path | None]:

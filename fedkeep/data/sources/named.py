@@ -27,6 +27,7 @@ class Named:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     subfolder: str = "."  # the folder that unpacking creates
+    class_names: tuple[str, ...] | None = None
 
 
 def read_tiny_imagenet(path: Path, options: Options) -> Raw:
@@ -43,7 +44,18 @@ def read_tiny_imagenet(path: Path, options: Options) -> Raw:
     paths, labels = _read_annotations(path / "val", classes)
     x = images.from_paths([p for listing in listings for p in listing], options, (3,))
     y = np.repeat(np.arange(len(folders)), [len(listing) for listing in listings])
-    return Raw(Part(x, y), Part(images.from_paths(paths, options, x.shape[1:]), labels), path.name, len(folders))
+    test = Part(images.from_paths(paths, options, x.shape[1:]), labels)
+    return Raw(Part(x, y), test, path.name, len(folders), class_names=_read_words(path / "words.txt", list(classes)))
+
+
+def _read_words(path: Path, ids: list[str]) -> list[str]:
+    """Return a word for each WordNet id, from lines of an id and its words; the ids, if words are not different."""
+    if not path.is_file():
+        return ids
+    lines = (line.partition("\t") for line in path.read_text(errors="replace").splitlines())
+    words = {wnid: text.partition(",")[0].strip() for wnid, _, text in lines}
+    names = [words.get(wnid) or wnid for wnid in ids]
+    return names if len(set(names)) == len(names) else ids
 
 
 def _read_annotations(folder: Path, classes: dict[str, int]) -> tuple[list[Path], np.ndarray]:
@@ -91,6 +103,7 @@ NAMED = {
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
         cifar.TEN.subfolder,
+        cifar.TEN_CLASSES,
     ),
     "cifar100": Named(
         lambda path, options: cifar.read_folder(path, options, cifar.HUNDRED),
@@ -119,11 +132,22 @@ NAMED = {
     ),
     "femnist": Named(
         femnist.read_folder,
-        femnist.N_CLASSES,
+        len(femnist.CLASS_NAMES),
         "hf download flwrlabs/femnist --repo-type dataset --local-dir {0}",
+        class_names=femnist.CLASS_NAMES,
     ),
-    "sst5": Named(text_sets.read_sst5, 5, "hf download SetFit/sst5 --repo-type dataset --local-dir {0}"),
-    "ag_news": Named(text_sets.read_ag_news, 4, "hf download fancyzhx/ag_news --repo-type dataset --local-dir {0}"),
+    "sst5": Named(
+        text_sets.read_sst5,
+        5,
+        "hf download SetFit/sst5 --repo-type dataset --local-dir {0}",
+        class_names=text_sets.SST5_CLASSES,
+    ),
+    "ag_news": Named(
+        text_sets.read_ag_news,
+        4,
+        "hf download fancyzhx/ag_news --repo-type dataset --local-dir {0}",
+        class_names=text_sets.AG_NEWS_CLASSES,
+    ),
 }
 READY = {"digits": arrays.read_digits, "squares": arrays.read_squares, "wards": wards.read_wards}  # without files
 NAMES = (*READY, *NAMED)
@@ -181,8 +205,10 @@ def read(name: str, root: str | Path | None, options: Options) -> Raw:
             value=raw.n_classes,
             valid=[known.n_classes],
         )
+    n_classes = raw.n_classes or known.n_classes
+    names = known.class_names if n_classes == known.n_classes else None
     return dataclasses.replace(
-        raw, name=name, n_classes=raw.n_classes or known.n_classes, mean=known.mean, std=known.std
+        raw, name=name, n_classes=n_classes, mean=known.mean, std=known.std, class_names=names or raw.class_names
     )
 
 

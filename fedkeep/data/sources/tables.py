@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from fedkeep._util.text import list_some, one_line
-from fedkeep.data.sources import columns, parquet
+from fedkeep.data.sources import columns, csv_files, parquet
+from fedkeep.data.sources.categories import feature_names
+from fedkeep.data.sources.choice import Chosen, choose, leave_out_by_content, log_choice, require_columns
 from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_package
 from fedkeep.data.sources.images import same_channels
 from fedkeep.errors import DataError
 
-SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl")
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl")
 OPTIONS = ("x", "y", "classes", "text", "ids", "size", "tokenizer", "max_length")
 _TEST_PREFIXES = ("test", "val", "dev")
 _SHARD = re.compile(r"[a-z]+[-_.]?\d+", re.IGNORECASE)
@@ -64,43 +63,63 @@ def read_files(train: Sequence[Path], test: Sequence[Path] | None, options: Opti
     """Read the training and the test table, each from one or several files."""
     options.reject_except("a table", *OPTIONS, "test", "first_label")
     table = read(train, options)
-    fixed = _fix_columns(table, options)  # the test table uses the columns chosen for training
-    test_table = None if test is None else read(test, fixed)
-    return from_tables(table, test_table, fixed, name or train[0].name.partition(".")[0])
+    chosen = choose_columns(table, options)  # the test table uses the columns chosen for training
+    test_table = None if test is None else read(test, replace(options, x=chosen.x, text=None, y=chosen.y))
+    return from_tables(table, test_table, options, name or train[0].name.partition(".")[0], chosen)
 
 
-def from_tables(train: Table, test: Table | None, options: Options, name: str) -> Raw:
+def choose_columns(table: Table, options: Options) -> Chosen:
+    """Return the columns that a table is used with."""
+    return leave_out_by_content(table, choose(table.arrow.schema, options, table.name))
+
+
+def from_tables(train: Table, test: Table | None, options: Options, name: str, chosen: Chosen | None = None) -> Raw:
     """Return the examples and classes of tables. Classes that are text are numbered in alphabetical order."""
     if test is not None:
         options.reject_test_share(name)
     for table in (train, test):
         if table is not None and not table.arrow.num_rows:
             raise DataError(f"{table.name} has no rows", key=table.name)
-    chosen = columns.choose(train.arrow.schema, options, train.name)
+    chosen = chosen or choose_columns(train, options)
     if test is not None:
-        columns.require_columns(test.arrow.schema, chosen, test.name)
-    classes = list(options.classes or _declared_classes(train.arrow.schema, chosen.y))
-    y = columns.labels(train, chosen.y)
-    if options.classes and y.dtype.kind not in "UO":
-        raise DataError(
-            f"{train.name}: classes names labels that are text, but the column {chosen.y!r} holds numbers",
-            key="classes",
-            value=chosen.y,
-        )
-    y_test = None if test is None else columns.labels(test, chosen.y)
-    if y.dtype.kind in "UO":
-        classes = classes or np.unique(y).tolist()
-        y = _to_numbers(y, classes, train.name)
-        y_test = None if test is None or y_test is None else _to_numbers(y_test, classes, test.name)
-    x = columns.inputs(train, chosen, options)
+        require_columns(test.arrow.schema, chosen, test.name)
+    log_choice(chosen, train.name)
+    (y, y_test), names = _number_labels(train, test, chosen, options)
+    found = columns.categories(train, chosen, options)
+    x = columns.inputs(train, chosen, options, found)
     ids = None if chosen.ids is None else columns.id_column(train, chosen.ids)
-    n_classes = len(classes) if classes else None
+    is_table = isinstance(x, np.ndarray) and x.ndim == 2 and len(feature_names(chosen.x, found)) == x.shape[1]
+    features = feature_names(chosen.x, found) if is_table else None
+    raw = Raw(Part(x, y, ids), None, name, names and len(names), class_names=names, feature_names=features)
     if test is None or y_test is None:
-        return Raw(Part(x, y, ids), None, name, n_classes)
-    x_test = columns.inputs(test, chosen, options, like=x)
+        return raw
+    x_test = columns.inputs(test, chosen, options, found, like=x)
     if isinstance(x, np.ndarray) and isinstance(x_test, np.ndarray) and x.ndim == x_test.ndim == 4:
         x, x_test = same_channels(x, x_test)
-    return Raw(Part(x, y, ids), Part(x_test, y_test), name, n_classes)
+    return replace(raw, train=Part(x, y, ids), test=Part(x_test, y_test))
+
+
+def _number_labels(
+    train: Table, test: Table | None, chosen: Chosen, options: Options
+) -> tuple[tuple[np.ndarray, np.ndarray | None], list[str] | None]:
+    """Return the classes of both tables as numbers, and the names of the classes, if the table has them."""
+    names = _declared_classes(train.arrow.schema, chosen.y)
+    if names and options.classes is not None and list(options.classes) != names:
+        raise DataError(
+            f"{train.name}: classes does not apply, because the column {chosen.y!r} has its own ({list_some(names)})",
+            key="classes",
+            value=list(options.classes),
+            valid=names,
+        )
+    names = names or list(options.classes or ())
+    y, y_test = columns.labels(train, chosen.y), None if test is None else columns.labels(test, chosen.y)
+    if y.dtype.kind in "UO":
+        names = names or np.unique(y).tolist()
+        y = _to_numbers(y, names, train.name)
+        y_test = None if test is None or y_test is None else _to_numbers(y_test, names, test.name)
+    elif columns.is_boolean(train, chosen.y):
+        names = names or ["False", "True"]
+    return (y, y_test), names or None
 
 
 def _list_shards(path: Path, prefix: str) -> list[Path]:
@@ -125,11 +144,6 @@ def _list_shards(path: Path, prefix: str) -> list[Path]:
     return []
 
 
-def _fix_columns(table: Table, options: Options) -> Options:
-    chosen = columns.choose(table.arrow.schema, options, table.name)
-    return replace(options, x=chosen.x, y=chosen.y)
-
-
 def read(paths: Sequence[Path], options: Options, names: Sequence[str] = ()) -> Table:
     """Read a table, from one or several files; `names` are those of the columns of csv files without header."""
     arrow = require_package("pyarrow", "reading parquet and csv files")
@@ -147,19 +161,6 @@ def read(paths: Sequence[Path], options: Options, names: Sequence[str] = ()) -> 
             f"{list_some([str(p) for p in paths])} are not shards of one table: {one_line(error)}", key=str(paths[0])
         ) from error
     return Table(whole, str(paths[0]), paths[0].parent)
-
-
-def header(path: Path) -> list[str]:
-    """Return the first line of a csv file, packed or not, as its cells; at most 1,000 bytes of it are read."""
-    with path.open("rb") as file:
-        start = file.read(4096)
-    if path.name.lower().endswith(".gz"):
-        try:
-            start = zlib.decompressobj(wbits=31).decompress(start, 1000)
-        except zlib.error:  # whoever reads the whole file says so
-            return [""]
-    line = start[:1000].partition(b"\n")[0].decode(errors="replace")
-    return [cell.strip().strip('"') for cell in line.split(",")]
 
 
 def from_columns(columns: Mapping[str, Any], name: str) -> Table:
@@ -188,13 +189,13 @@ def _read_one(path: Path, options: Options, names: Sequence[str] = ()) -> Any:
 def _read_kind(path: Path, options: Options, names: Sequence[str]) -> Any:
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, options)
-    return _read_jsonl(path, options) if path.suffix.lower() == ".jsonl" else _read_csv(path, options, names)
+    return _read_jsonl(path, options) if path.suffix.lower() == ".jsonl" else csv_files.read(path, options, names)
 
 
 def _read_parquet(path: Path, options: Options) -> Any:
     with require_package("pyarrow.parquet", "reading parquet files").ParquetFile(path) as file:
         schema = file.schema_arrow
-        chosen = columns.choose(schema, options, str(path))
+        chosen = choose(schema, options, str(path))
         batches, size = [], 0
         for batch in file.iter_batches(parquet.batch_rows(file, chosen.names, options, path), columns=chosen.names):
             batches.append(batch)
@@ -206,20 +207,6 @@ def _read_parquet(path: Path, options: Options) -> Any:
         return table.replace_schema_metadata(schema.metadata)
 
 
-def _read_csv(path: Path, options: Options, names: Sequence[str] = ()) -> Any:
-    """Read a csv file; `names` are those of the columns if the file has no header."""
-    csv = require_package("pyarrow.csv", "reading csv files")
-    options.require_memory(path.stat().st_size, path)
-    with path.open("rb") as file, ExitStack() as stack:
-        packed = path.name.lower().endswith(".gz")
-        source = stack.enter_context(_LimitedGzip(file, options, path)) if packed else file
-        table = csv.read_csv(
-            source, csv.ReadOptions(column_names=list(names)), csv.ParseOptions(newlines_in_values=True)
-        )
-    options.require_memory(table.nbytes, path)
-    return table.rename_columns(list(table.schema.names))  # raises an error here if the header is not text
-
-
 def _read_jsonl(path: Path, options: Options) -> Any:
     """Read one JSON object per line."""
     json_reader = require_package("pyarrow.json", "reading JSON Lines files")
@@ -229,20 +216,6 @@ def _read_jsonl(path: Path, options: Options) -> Any:
     table = json_reader.read_json(path, one_block)
     options.require_memory(table.nbytes, path)
     return table
-
-
-class _LimitedGzip(gzip.GzipFile):
-    """A packed file that is read up to the limit on memory."""
-
-    def __init__(self, file: IO[bytes], options: Options, path: Path) -> None:
-        super().__init__(fileobj=file, mode="rb")
-        self._options, self._path, self._size = options, path, 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(min(size, 2**24) if size and size > 0 else 2**24)
-        self._size += len(data)
-        self._options.require_memory(self._size, self._path)
-        return data
 
 
 def _declared_classes(schema: Any, y: str) -> list[str]:

@@ -6,12 +6,14 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from fedkeep.data.sources import tables
+from fedkeep.data.sources import csv_files, tables
 from fedkeep.data.sources.common import Missing, Options, Raw
 from fedkeep.errors import DataError
 
 log = logging.getLogger("fedkeep")
 
+SST5_CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
+AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 OPTIONS = ("tokenizer", "max_length")
 _AG_NEWS_TRAIN = 120_000  # texts of the whole set
 _AG_NEWS_COLUMNS = ("label", "title", "description")  # of the files of Zhang et al., which have no header
@@ -44,7 +46,7 @@ def _require_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 def _ag_news_table(paths: list[Path], options: Options) -> tables.Table:
     """Return a table with the columns label, from 0, and text."""
-    if not paths[0].name.lower().endswith((".csv", ".csv.gz")) or tables.header(paths[0])[0] == "label":
+    if not paths[0].name.lower().endswith((".csv", ".csv.gz")) or csv_files.header(paths[0])[0] == "label":
         return tables.read(paths, replace(options, text="text", y="label"))
     table = tables.read(paths, options, _AG_NEWS_COLUMNS)
     label = table.arrow.column("label").to_numpy()

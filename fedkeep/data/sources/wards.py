@@ -28,7 +28,7 @@ def read_wards(options: Options) -> Raw:
     options.reject_except("wards", "tokenizer", "max_length")
     texts, y, hospital = make_notes()
     x = text_columns.tokenise("wards", "note", texts, options)
-    return hold_out(Raw(Part(x, y, hospital), None, "wards", len(WARDS)), 0.2)
+    return hold_out(Raw(Part(x, y, hospital), None, "wards", len(WARDS), class_names=list(WARDS)), 0.2)
 
 
 def make_notes() -> tuple[list[str], np.ndarray, np.ndarray]:

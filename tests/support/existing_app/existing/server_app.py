@@ -1,11 +1,18 @@
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from existing.task import Net
+from existing.task import Net, load_data
+from existing.task import test as test_fn
 
 app = ServerApp()
 results = []
+
+
+def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    model = Net()
+    model.load_state_dict(arrays.to_torch_state_dict())
+    return MetricRecord({"accuracy": test_fn(model, load_data(0, 1)[1])})
 
 
 @app.main()
@@ -19,5 +26,6 @@ def main(grid: Grid, context: Context) -> None:
         initial_arrays=arrays,
         train_config=ConfigRecord({"lr": lr}),
         num_rounds=num_rounds,
+        evaluate_fn=global_evaluate,
     )
     results.append(result)

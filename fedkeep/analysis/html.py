@@ -1,0 +1,60 @@
+"""How a comparison is shown in a notebook: a table per problem, and what was found in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedkeep._util import html
+from fedkeep._util.text import format_mean
+from fedkeep.analysis.compare import HIGHER_IS_BETTER, rank_groups
+from fedkeep.analysis.groups import Group, Problem
+from fedkeep.analysis.sentences import sentences
+
+if TYPE_CHECKING:
+    from fedkeep.analysis.run_set import RunSet
+
+_HEADS = {
+    "final": "final %",
+    "best": "best %",
+    "smoothed": "smoothed %",
+    "forgetting": "forgetting",
+    "round_forgetting": "per round",
+}
+_MARKS = {1: " ¹", 2: " ²"}
+
+
+def run_set_html(runs: RunSet) -> str:
+    """Return the comparison of runs for a notebook; problems are shown one below the other."""
+    left_out = [html.paragraph(f"left out: {one['run']}: {one['reason']}") for one in runs.left_out_as_data()]
+    return "".join([*(problem_html(problem) for problem in runs.problems), *left_out])
+
+
+def problem_html(problem: Problem, against: str | None = None) -> str:
+    """Return the table of the groups of one problem, and the result of their comparison in sentences."""
+    groups, found = problem.groups, sentences(problem.groups, against)
+    numbers = {len(group.runs) for group in groups}
+    title = problem.title or "Comparison"
+    over = "" if numbers == {1} else ", mean±standard deviation over runs"
+    return html.block(f"{title}{over}", html.table(_columns(groups)), _legend(groups), *map(html.paragraph, found))
+
+
+def _columns(groups: Sequence[Group]) -> dict[str, list[str]]:
+    places = rank_groups({group.label: group for group in groups})
+    columns = {"method": [group.label for group in groups], "runs": [str(len(group.runs)) for group in groups]}
+    for key, head in _HEADS.items():
+        digits, scale = (1, 100) if HIGHER_IS_BETTER[key] else (3, 1)
+        columns[head] = [
+            format_mean(group.mean[key], group.spread[key], digits, scale)
+            + _MARKS.get(places[key].get(group.label, 0), "")
+            for group in groups
+        ]
+    return columns | {
+        "MB": [f"{group.mean['bytes'] / 1e6:.1f}" for group in groups],
+        "s": [f"{group.mean['seconds']:.1f}" for group in groups],
+    }
+
+
+def _legend(groups: Sequence[Group]) -> str:
+    ranked = any(rank_groups({group.label: group for group in groups}).values())
+    return html.paragraph("¹ best, ² second best") if ranked else ""
