@@ -413,3 +413,18 @@ def test_thousands_of_owners_are_not_recorded() -> None:
     history = fk.simulate("fedavg", make_model(), many, [np.arange(320)], **{**SETTINGS, "rounds": 1})
     assert "sites" not in history.records[-1]
     assert history.site_names == ()
+
+
+def test_loggers_write_metrics(tmp_path: Path) -> None:
+    def add(simulation: Simulation, record: dict[str, Any]) -> None:
+        record["metrics"]["norm"] = 2.0
+
+    log = tmp_path / "log.csv"
+    history = simulate(metrics=OWN, callbacks=[add, fk.CSVLogger(log)])
+    head, *rows = [line.split(",") for line in log.read_text().splitlines()]
+    last = {name: float(value) for name, value in zip(head, rows[-1], strict=True) if value}
+    assert last["norm"] == 2.0
+    for name in ("accuracy", "macro_f1", "auc", "ece", "top2", "range_low"):
+        assert last[name] == history.metrics()[name][-1]
+    assert last["recalls_3"] == history.class_metrics()["recalls"][-1][3]
+    assert len(head) == len(set(head))
