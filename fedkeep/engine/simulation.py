@@ -98,8 +98,8 @@ class Simulation:
         sent = server_hooks.broadcast_to(self.method, server, 0)
         self.trainer = Trainer(self.local, self.x, self.y, shared, settings, sent)
         test = (self.x_test, self.y_test, self.eval_inputs)
-        self.metrics = require_metrics(metrics, data.n_classes)
-        scorer = Scorer(self.y_test, data.n_classes, Sites.of(data, place), self.metrics)
+        own = require_metrics(metrics, data.n_classes)
+        scorer = Scorer(self.y_test, data.n_classes, Sites.of(data, place), own)
         self.evaluator = Evaluator(self.task, *test, self.ranks, tree.nbytes(sample) // 2, scorer)
         self.round_trainer = RoundTrainer(settings, self.planner, self.trainer, self.evaluator, self.ranks)
         recorded = {**asdict(settings), "engine": self.engine.name}
