@@ -6,6 +6,7 @@
 # make fuzz             fuzz experiment files, overrides, command lines, data, run folders and messages (about 10 minutes)
 # make coverage         run the tests with line coverage; print the total and the ten least covered files
 # make bench            measure the time per round, next to a plain PyTorch loop and Flower's simulation, and how it scales
+# make docs             build the documentation site into site/ (open site/index.html); a broken link is an error
 # make reproduce        run every table and figure of the papers in full (days on one GPU); repeat it to resume
 # make format           format the code and fix what ruff can fix
 # make clean            delete the environments and everything else that was built
@@ -33,7 +34,7 @@ PYTEST_2 := -m pytest -n 2 --dist worksteal
 COVERAGE_CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup demo quick test lint types unit coverage package triton test-kernels test-federation fuzz bench bench-flower reproduce format clean
+.PHONY: help setup demo quick test lint types unit coverage package triton test-kernels test-federation fuzz bench bench-flower docs reproduce format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -111,6 +112,13 @@ bench: setup
 bench-flower: setup .venv-flower/.ready
 	$(BIN)/python benchmarks/flower_simulation.py --flower-python .venv-flower/bin/python
 
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(PIP_INSTALL) -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs-ready
+	$(BIN)/python website/build_site.py
+
 # a table that fails does not stop the others; a signal does
 reproduce: setup
 	@failed=; for name in $(or $(TABLES),$$($(BIN)/python -c 'from fedkeep.reproduce import spec; print(*spec.names())')); do \
@@ -124,4 +132,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-flower .triton fedkeep-demo.html build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) .venv-flower .triton fedkeep-demo.html build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeep._util.version import __version__
 
 if TYPE_CHECKING:
-    from fedkeep import data, errors, forgetting, instruments, losses, methods, metrics, models, optim, tree
+    from fedkeep import data, errors, forgetting, instruments, losses, methods, metrics, models, optim, testing, tree
     from fedkeep.engine.profile import Profile
     from fedkeep.engine.settings import Settings
     from fedkeep.engine.simulate import simulate
@@ -55,6 +55,7 @@ __all__ = [
     "save_federation",
     "simulate",
     "tensorboard",
+    "testing",
     "tree",
 ]
 

@@ -116,13 +116,18 @@ def _is_default(g: Group, key: str) -> bool:
     return section == "method" and kind is not None and kind.defaults().get(name) == g.setting["method"].get(name)
 
 
+def data_name(data: Mapping[str, Any]) -> str:
+    """Return what the data is called: the source's name, of a file without its folders."""
+    source = printable(data.get("source", "data"))
+    return PurePath(source).name or source
+
+
 def _title(tables: Mapping[str, Mapping[str, Any]]) -> str:
     data, split, train = tables["data"], tables["split"], tables["train"]
-    source = printable(data.get("source", "data"))
     options = {key: value for key, value in split.items() if key not in ("kind", "n_clients", "seed")}
     listed = ", ".join(f"{printable(key)} {printable(value)}" for key, value in options.items())
     kind = printable(split.get("kind", "own split"))
-    parts = [clip(PurePath(source).name or source, 30), clip(f"{kind} ({listed})" if listed else kind, 40)]
+    parts = [clip(data_name(data), 30), clip(f"{kind} ({listed})" if listed else kind, 40)]
     if "n_clients" in split:
         parts.append(f"{printable(split['n_clients'])} clients")
     return ", ".join([*parts, *_cohort(train), f"{train.get('rounds')} rounds"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +12,8 @@ import typer
 
 from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
-from fedkeep.cli.options import AsJson, Runs
-from fedkeep.errors import RunError
+from fedkeep.cli.options import AsJson, Runs, require_writable_folder
+from fedkeep.errors import FedkeepError, RunError
 
 
 def export(
@@ -26,15 +26,32 @@ def export(
         bool,
         typer.Option("--wide", help="One row per round, one column per measure, without single clients and sites."),
     ] = False,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Instead of a table, write a model card and the final weights into FOLDER.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="With --card: the seed whose weights are written (default: the smallest)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Export every number of every round as one table: run, method, seed, round, measure, class, client, value, site.
 
     A run that cannot be read is left out with a warning. Exits with 1 if that run was named itself, and with 2 if no
-    run can be read.
+    run can be read. With --card, write the model of one experiment for others, as the Hugging Face Hub expects it.
 
     Example: fedkeep export runs/ -o figures.csv
+    Example: fedkeep export runs/digits-seed=* --card my-model
     """
+    if card is not None:
+        _export_card(folders, card, seed, {"--output": output, "--wide": wide}, as_json)
+        return
+    if seed is not None:
+        raise FedkeepError("--seed needs --card", key="--seed", value=seed)
     from fedkeep.analysis.export import COLUMNS, long_table, require_table_file, wide_table, write_csv, write_table
     from fedkeep.runs.reading import find_runs
 
@@ -59,6 +76,25 @@ def export(
         print(to_json(summary, indent=2) if as_json else line)
     if any(path in left_out for path in folders):
         raise typer.Exit(1)
+
+
+def _export_card(
+    folders: list[Path], card: Path, seed: int | None, others: Mapping[str, object], as_json: bool
+) -> None:
+    from fedkeep.analysis.card import CARD, WEIGHTS, write_card
+
+    for option, value in others.items():
+        if value:
+            raise FedkeepError(f"{option} cannot be used with --card", key=option, value=str(value))
+    require_writable_folder(card, key="--card")
+    written = write_card(folders, card, seed)
+    files = [card / CARD, card / WEIGHTS]
+    if as_json:
+        summary = {"name": written.name, "seeds": sorted(written.group.seeds), "seed_of_weights": written.run.seed}
+        print(to_json({**summary, "files": [str(file) for file in files]}, indent=2))
+    else:
+        for file in files:
+            print(printable(file))
 
 
 def _started(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

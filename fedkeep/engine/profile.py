@@ -99,7 +99,7 @@ class Profile:
     def __str__(self) -> str:
         if self.summary is None:
             return f"Nothing was profiled: {self._reason()}."
-        gpu = "" if self.summary.gpu_ms is None else f"; the GPU was busy for {self.summary.gpu_ms:.1f} ms of it"
+        gpu = "" if self.summary.gpu_ms is None else _format_busy(self.summary.gpu_ms, self.summary.ms)
         before = self.seconds_before
         without = "" if before is None else f" (the round before, without the profiler: {before * 1e3:.1f} ms)"
         return (
@@ -160,3 +160,7 @@ class Profile:
         seconds = self._last_call - self._began
         self.summary = trace.summarise(events, self.n_profiled, seconds, unused_parts(simulation.method))
         write_atomic(self.file, gzip.compress(written, 5) if self.file.suffix == ".gz" else written)
+
+
+def _format_busy(gpu_ms: float, ms: float) -> str:
+    return f"; the GPU was busy for {gpu_ms:.1f} ms of it ({gpu_ms / ms:.0%})"

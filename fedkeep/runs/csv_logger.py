@@ -45,13 +45,12 @@ class CSVLogger(RoundLogger):
     def _start(self, simulation: Simulation, rounds: list[RoundRow]) -> None:
         self._path = default_path(simulation, self.file, FILE, "file", "CSVLogger")
         names = [name for _, figures in rounds for name in figures]
+        numbers = [name for name in names if name.startswith(("test/", "round/", "metrics/"))]
         self._columns = {
             **_COLUMNS,
-            **{name: name.removeprefix("round/") for name in names if name.startswith("round/")},
+            **{name: name.partition("/")[2] for name in numbers},
             **{f"class_accuracy/{c}": f"class_{c}" for c in range(simulation.task.n_classes)},
         }
-        metrics = [name for name in names if name.startswith(("test/", "metrics/")) and name not in self._columns]
-        self._columns |= {name: name.partition("/")[2] for name in metrics}
         write_atomic(self._path, _as_csv([["round", *self._columns.values()], *(self._row(*one) for one in rounds)]))
         self._handle = open_to_append(self._path)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,6 +173,79 @@ def test_the_metrics_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run_page("metrics.md", tmp_path)
     text = (DOCS / "metrics.md").read_text()
     assert [name for name in (*SCALARS, *BY_CLASS) if f"| `{name}`" not in text] == []
+
+
+def test_the_page_on_migration_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("migration.md", tmp_path)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"from-pfllib", "from-fl-bench"}
+
+
+def test_the_page_on_migration_names_what_exists() -> None:
+    """Methods, hyperparameters, settings and kinds of split in our columns."""
+    text = (DOCS / "migration.md").read_text()
+    rows = [
+        line.strip("|").split("|") for line in text.partition("## Methods")[2].splitlines() if line.startswith("| ")
+    ]
+    named = {}
+    for *_, ours, _, here in rows[1:]:
+        method, *options = re.findall(r"`(\w+)(?:=\w+)?`", ours)[:2] or [""]
+        if method in fk.methods.REGISTRY:
+            named[method] = {*options, *re.findall(r"`(\w+)`", here)}
+    assert len(named) == 14
+    for method, hyperparameters in named.items():
+        assert hyperparameters <= set(fk.methods.get(method).defaults()), method
+    settings = text.partition("## Settings")[2].partition("## Splits")[0]
+    ours = re.findall(r"\| `([\w.]+)`[^|]*\|$", settings, flags=re.MULTILINE)
+    fields = {field.name for field in dataclasses.fields(fk.Settings)}
+    assert {name for name in ours if "." not in name} - {"model"} <= fields
+    for kind in re.findall(r"`split=(\w+)", text):
+        assert kind == "file" or hasattr(fk.data.partition, kind)
+
+
+def test_the_page_on_gpu_use_runs_and_cites_measured_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("gpu-use.md", tmp_path)
+    measured = (DOCS / "benchmarks.md").read_text()
+    text = (DOCS / "gpu-use.md").read_text()
+    shown = {
+        "plain script, TF32": "plain PyTorch script, client after client",
+        "loop, TF32": "fedkeep, loop",
+        "stacked, TF32": "fedkeep, stacked",
+    }
+    for line, name in shown.items():
+        [ms] = re.findall(rf"^  {line} +([\d.]+) ms", measured, flags=re.MULTILINE)
+        assert f"| {name} | {float(ms):,.0f} |" in text
+
+
+def test_gpu_use_refuses_clearly_and_watches_any_command(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benchmarks" / "gpu_use.py")]
+
+    def run(*args: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PATH": f"{path or tmp_path / 'nothing'}", "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.run(
+            [*script, *args], capture_output=True, text=True, timeout=120, check=False, env=environment
+        )
+
+    for args, reason in (([], "no CUDA device"), (["--", "x"], "nvidia-smi is not available"), (["--"], "no command")):
+        done = run(*args)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert reason in done.stderr
+    monitor = tmp_path / "nvidia-smi"  # two GPUs, of which one is idle
+    monitor.write_text(f"#!{sys.executable}\nprint('0')\nprint('40')\n")
+    monitor.chmod(0o755)
+    sleep = [sys.executable, "-c", "import sys, time; time.sleep(0.3); sys.exit(3)"]
+    done = run("--interval", "0.05", "--", *sleep, path=tmp_path)
+    assert done.returncode == 3, "as the command"
+    first, second = done.stdout.splitlines()
+    assert "GPU 0: busy 0% of the time, idle in 100%" in first
+    assert "GPU 1: busy 40% of the time, idle in 0%" in second
+
+
+def test_the_page_on_model_cards_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("model-cards.md", tmp_path)
+    assert "mean over 2 seeds" in (tmp_path / "my-model" / "README.md").read_text()
 
 
 def test_the_page_on_averaged_weights_runs(tmp_path: Path) -> None:

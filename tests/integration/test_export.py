@@ -5,27 +5,36 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 from support.cli import fedkeep
 from support.errors import raises
 from support.runs import group_runs
-from support.synthetic import records, wave, write_run
+from support.synthetic import hostile_run, records, wave, write_run
 
 import fedkeep as fk
 from fedkeep import forgetting as fg
+from fedkeep._util.text import printable
 from fedkeep.analysis import export
+from fedkeep.analysis.card import Card, write_card
 from fedkeep.analysis.export import COLUMNS, long_table, wide_table
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.cli.app import main
 from fedkeep.errors import FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run as run_experiment
 from fedkeep.plots import instruments, style
 from fedkeep.plots import runs as plots
+from fedkeep.runs.files import to_toml
 from fedkeep.runs.label_counts import write_label_counts
 
 SMALL = {
@@ -153,6 +162,94 @@ def test_the_export_command(folder: Path, tmp_path: Path, inside) -> None:
         assert code == 2
         assert all(part in errors for part in parts)
         assert len(errors.strip().splitlines()) == 1
+
+
+# Model cards
+
+
+def header(readme: str) -> dict:
+    start, text, _ = readme.split("---\n", 2)
+    assert start == ""
+    return yaml.safe_load(text)
+
+
+def test_a_card_has_the_figures_of_all_seeds_and_the_weights_of_one(
+    folder: Path, tmp_path: Path, inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [str(folder / f"fedntd-{seed}") for seed in (0, 1)]
+    code, shown, errors = inside("export", *runs, "--card", "card", "--seed", "1", "--json")
+    assert code == 0, errors
+    assert json.loads(shown)["seed_of_weights"] == 1
+    weights, last = load_file(tmp_path / "card" / "model.safetensors"), fk.load_run(runs[1])
+    assert weights.keys() == last.params.keys()
+    assert all(torch.equal(weights[name], last.params[name]) for name in weights)
+    readme = (tmp_path / "card" / "README.md").read_text()
+    about = header(readme)
+    assert (about["library_name"], about["datasets"]) == ("fedkeep", ["digits"])
+    assert about["tags"] == ["federated-learning", "fedntd", "mlp"]
+    [result] = about["model-index"][0]["results"]
+    values = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    summaries = [fk.load_run(run).summary() for run in runs]
+    for kind, measure in (("accuracy", "final"), ("forgetting", "forgetting")):
+        assert values[kind] == pytest.approx(np.mean([s[measure] for s in summaries]), abs=1e-6)
+    for part in (
+        "Lee et al.",
+        "Seeds: 0 and 1",
+        "these weights (seed 1)",
+        "| method.beta | 1.0 |",
+        "6 clients",
+        "shards",
+    ):
+        assert part in readme
+    [code] = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    names: dict = {}
+    monkeypatch.chdir(tmp_path / "card")
+    exec(code, names)  # as a reader of the card would, in its folder
+    assert torch.equal(names["model"].state_dict()["classifier.bias"], weights["classifier.bias"])
+
+
+def test_cards_of_several_experiments_or_of_no_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    with raises(FedkeepError, key="run", valid=["fedavg", "fedntd"]):
+        write_card([folder], tmp_path / "card")
+    with raises(FedkeepError, key="seed", value=7, valid=[0, 1]):
+        write_card([folder / "fedntd-0", folder / "fedntd-1"], tmp_path / "card", seed=7)
+    with raises(FedkeepError, key="run", mentions=["no weights"]):
+        write_card([write_run(tmp_path / "run", records(wave(0)))], tmp_path / "card")
+    unfinished = write_run(tmp_path / "unfinished", records(wave(0)), rounds=9)
+    with raises(FedkeepError, key="run", mentions=["finished"]):
+        write_card([unfinished], tmp_path / "card")
+    assert not (tmp_path / "card").exists()
+
+
+def test_a_card_replaces_a_card_and_no_other_readme(folder: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_card([folder / f"fedntd-{seed}"], tmp_path / "card")
+    assert "seed 1" in (tmp_path / "card" / "README.md").read_text()
+    (tmp_path / "README.md").write_text("# My project")
+    with raises(FedkeepError, key="--card", value=str(tmp_path)):
+        write_card([folder / "fedntd-0"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["README.md"]
+
+
+def test_names_in_a_card_are_text_and_nothing_else(tmp_path: Path) -> None:
+    """Names from a run folder can neither add keys to the header nor markup to the page."""
+    evil = '"\n- x: 1\nlicense: mit\n---\n# Title | `a` <script>alert(1)</script> \x85 \u2028 \U0001f600'
+    run = hostile_run(tmp_path)
+    about = tomllib.loads((run / "experiment.toml").read_text())
+    about |= {"label": evil, "method": {"name": evil, evil: evil}, "data": {"source": evil}, "model": {"name": evil}}
+    (run / "experiment.toml").write_text(to_toml(about).decode())
+    found = read_runs([run])
+    [group] = found.groups
+    readme = Card(group, group.runs[0], {"w": torch.zeros(1)}, found.problems[0].title).readme()
+    top = header(readme)
+    assert top.keys() == {"library_name", "tags", "datasets", "metrics", "model-index"}
+    assert top["tags"][1] == printable(evil)
+    assert top["model-index"][0]["name"] == printable(evil)
+    body = readme.split("---\n", 2)[2]
+    assert "<script" not in body
+    assert [line for line in body.splitlines() if line.startswith("# ")][1:] == []
+    table = body.partition("| key | value |")[2].partition("\n\n")[0].strip().splitlines()
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {3}
 
 
 # Plots
