@@ -16,18 +16,37 @@ from typing import TYPE_CHECKING, Any
 from fedkeep._util.version import __version__
 
 if TYPE_CHECKING:
-    from fedkeep import data, errors, forgetting, instruments, losses, methods, metrics, models, optim, testing, tree
+    from fedkeep import (
+        analysis,
+        data,
+        errors,
+        flower,
+        forgetting,
+        instruments,
+        losses,
+        methods,
+        metrics,
+        models,
+        optim,
+        plots,
+        reports,
+        testing,
+        tree,
+    )
+    from fedkeep.analysis.comparison import compare
     from fedkeep.engine.profile import Profile
     from fedkeep.engine.settings import Settings
     from fedkeep.engine.simulate import simulate
     from fedkeep.engine.simulation import Simulation
+    from fedkeep.experiments.from_python import run, sweep
+    from fedkeep.experiments.load import load_run
     from fedkeep.experiments.resume import resume
+    from fedkeep.reports.page import report
     from fedkeep.runs import tensorboard
     from fedkeep.runs.csv_logger import CSVLogger
     from fedkeep.runs.federation_copy import save_federation
     from fedkeep.runs.history import History
     from fedkeep.runs.mlflow_logger import MLflow
-    from fedkeep.runs.reading import load_run
     from fedkeep.runs.tensorboard import TensorBoard
     from fedkeep.runs.wandb_logger import WandB
 
@@ -41,8 +60,11 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "__version__",
+    "analysis",
+    "compare",
     "data",
     "errors",
+    "flower",
     "forgetting",
     "instruments",
     "load_run",
@@ -51,9 +73,14 @@ __all__ = [
     "metrics",
     "models",
     "optim",
+    "plots",
+    "report",
+    "reports",
     "resume",
+    "run",
     "save_federation",
     "simulate",
+    "sweep",
     "tensorboard",
     "testing",
     "tree",
@@ -69,10 +96,14 @@ _MODULE_OF = {
     "Simulation": "engine.simulation",
     "TensorBoard": "runs.tensorboard",
     "WandB": "runs.wandb_logger",
-    "load_run": "runs.reading",
+    "compare": "analysis.comparison",
+    "load_run": "experiments.load",
+    "report": "reports.page",
     "resume": "experiments.resume",
+    "run": "experiments.from_python",
     "save_federation": "runs.federation_copy",
     "simulate": "engine.simulate",
+    "sweep": "experiments.from_python",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 from fedkeep.errors import FedkeepError
@@ -22,5 +24,20 @@ def require_extra(module: str, extra: str, feature: str, error: type[FedkeepErro
         name = (missing.name or module).partition(".")[0]
         package = _PACKAGE_NAMES.get(name, name)
         raise error(
-            f"{feature} needs {package}, which is not installed: pip install 'fedkeep[{extra}]'", key=package
+            f"{feature} needs {package}, which is not installed: {install_command(extra, package)}", key=package
         ) from missing
+
+
+def install_command(extra: str, package: str) -> str:
+    """Return the command that installs the packages of an extra; it works for a release and for a checkout.
+
+    >>> install_command("no such extra", "pyarrow")
+    'pip install pyarrow'
+    """
+    try:
+        required = requires("fedkeep") or []
+    except PackageNotFoundError:
+        required = []
+    marked = (line.partition(";") for line in required)
+    wanted = [name.strip() for name, _, marker in marked if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", marker)]
+    return "pip install " + " ".join(f"'{name}'" if wanted else name for name in wanted or [package])

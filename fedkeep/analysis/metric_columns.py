@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util.text import did_you_mean, format_mean, printable
-from fedkeep.analysis.compare import is_higher_better, markdown_text, ranks
+from fedkeep.analysis.compare import comparison_as_markdown, is_higher_better, markdown_text, ranks
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History
@@ -128,7 +128,7 @@ def columns_as_markdown(groups: Sequence[Group], columns: Sequence[Column]) -> s
     return "\n".join(lines)
 
 
-def site_values(groups: Iterable[Group], metric: str) -> dict[str, dict[str, np.ndarray]]:
+def site_values(groups: Iterable[Group], metric: str, option: str = "--sites") -> dict[str, dict[str, np.ndarray]]:
     """Return a metric of the last evaluated round by group and site, one value per run.
 
     Groups without metrics by site have none; if there are none at all, or of that name, this raises.
@@ -136,7 +136,7 @@ def site_values(groups: Iterable[Group], metric: str) -> dict[str, dict[str, np.
     if metric not in OF_SITE:
         suggestion = did_you_mean(metric, OF_SITE)
         raise FedkeepError(
-            f"--sites: unknown metric {metric!r}: {suggestion}", key="--sites", value=metric, valid=OF_SITE
+            f"{option}: unknown metric {metric!r}: {suggestion}", key=option, value=metric, valid=OF_SITE
         )
     found: dict[str, dict[str, list[float]]] = {}
     for group in groups:
@@ -144,9 +144,9 @@ def site_values(groups: Iterable[Group], metric: str) -> dict[str, dict[str, np.
             found.setdefault(group.label, {}).setdefault(row["site"], []).append(row[metric])
     if not found:
         raise FedkeepError(
-            "--sites: no run has metrics by site; they are recorded if the owners of the test examples are known "
+            f"{option}: no run has metrics by site; they are recorded if the owners of the test examples are known "
             "(test_ids), at most 200 of them",
-            key="--sites",
+            key=option,
             value=metric,
         )
     return {label: {site: np.array(values) for site, values in sites.items()} for label, sites in found.items()}
@@ -219,3 +219,41 @@ def _parse_class(name: str, written: str, run: Run, option: str) -> tuple[int, s
             valid=valid,
         )
     return number, printable(names[number]) if names else str(number)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the user chose to see of a comparison: columns instead of the usual ones, and a metric by site."""
+
+    columns: tuple[Column, ...] = ()
+    sites: str | None = None
+
+    @classmethod
+    def parse(cls, groups: Sequence[Group], metrics: str | None, sites: str | None, option: str = "--") -> Chosen:
+        """Return what the options `metrics` and `sites` choose; raise if no run has it."""
+        columns = parse_columns(metrics, groups, f"{option}metrics") if metrics is not None else ()
+        if sites is not None:
+            site_values(groups, sites, f"{option}sites")
+        return cls(tuple(columns), sites)
+
+    def by_site(self, groups: Sequence[Group]) -> dict[str, dict[str, np.ndarray]]:
+        """Return the chosen metric by group and site; empty if none is chosen, or these groups have no sites."""
+        try:
+            return site_values(groups, self.sites) if self.sites is not None else {}
+        except FedkeepError:  # groups of another problem have them
+            return {}
+
+    def as_data(self, group: Group) -> dict[str, Any]:
+        """Return what was chosen of a group as JSON-compatible data."""
+        data: dict[str, Any] = {}
+        if self.columns:
+            data["metrics"] = {column.key: column.as_data(group) for column in self.columns}
+        if self.sites is not None:
+            data["sites"] = {self.sites: self.by_site([group]).get(group.label, {})}
+        return data
+
+    def as_markdown(self, groups: list[Group]) -> str:
+        """Return the chosen columns, or the usual ones, as a Markdown table, and one by site below it."""
+        usual = columns_as_markdown(groups, self.columns) if self.columns else comparison_as_markdown(groups)
+        by_site = self.by_site(groups)
+        return f"{usual}\n\n{sites_as_markdown(self.sites or '', by_site)}" if by_site else usual

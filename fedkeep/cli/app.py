@@ -31,6 +31,7 @@ from fedkeep.cli import (
     export,
     flower,
     methods,
+    new,
     partition,
     report,
     reproduce,
@@ -45,12 +46,12 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Federated learning that keeps what it has learned.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
     demo.demo,
+    new.new,
     methods.methods,
     partition.partition,
     run.run,

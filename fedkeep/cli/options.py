@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from fedkeep._util.text import did_you_mean, join_names, printable
+from fedkeep.cli.completion import complete_experiment
 from fedkeep.errors import ConfigError, FedkeepError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -36,7 +37,12 @@ PersonalData = Annotated[
     ),
 ]
 ExperimentArgs = Annotated[
-    list[str] | None, typer.Argument(metavar="[FILE.toml] [key=value]...", help="An experiment file and overrides.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[FILE.toml] [key=value]...",
+        help="An experiment file and overrides.",
+        autocompletion=complete_experiment,
+    ),
 ]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")]
 

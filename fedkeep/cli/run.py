@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +31,7 @@ from fedkeep.cli.options import (
     suggesting_sweeps,
 )
 from fedkeep.cli.signals import hint
-from fedkeep.errors import FedkeepError, UnsupportedMethod
+from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
     from fedkeep.engine.profile import Profile
@@ -112,9 +113,10 @@ def run(
     from fedkeep.analysis.recoverable import STUDY
     from fedkeep.cli.progress import ProgressBar
     from fedkeep.engine.profile import Profile
-    from fedkeep.experiments.experiment import Experiment, read
+    from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import as_list, expand_sweep, override, sweeps_all_methods
-    from fedkeep.experiments.sweep import folder_name, run_all
+    from fedkeep.experiments.plan import Change, plan_runs
+    from fedkeep.experiments.sweep import run_all
     from fedkeep.instruments.options import AUTO, Options
     from fedkeep.instruments.study import needs_examples, parse_study_names
 
@@ -137,26 +139,24 @@ def run(
     if callback:
         tables["callbacks"] = [*as_list(tables.get("callbacks")), *callback]
     base = name or tables.get("name") or (file.stem if file else "run")
-    todo: dict[str, Experiment] = {}
-    left_out: dict[str, UnsupportedMethod] = {}
-    for combination in expand_sweep(sweep or [], overrides):
-        every_override = [*overrides, *combination]
-        label = folder_name(base, combination if name else every_override)
-        if label in todo:
-            raise FedkeepError(f"two runs of this sweep have the same folder {label}", key="sweep", value=label)
-        changed = override(tables, every_override)
-        with naming(file, every_override), suggesting_sweeps(overrides):
-            try:
-                todo[label] = Experiment.from_dict(changed, given=True)
-            except UnsupportedMethod as error:
-                if not sweeps_all_methods(sweep or []):
-                    raise
-                left_out[label] = error
-                continue
-            if needs_examples(studies, fit_on_test):
-                todo[label].require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
-    if left_out and not todo:
-        raise next(iter(left_out.values()))
+
+    def changes(texts: Sequence[str]) -> list[Change]:
+        return [(text, partial(override, overrides=[text])) for text in texts]
+
+    @contextmanager
+    def checking(texts: list[str]) -> Iterator[None]:
+        with naming(file, texts), suggesting_sweeps(overrides):
+            yield
+
+    combinations = map(changes, expand_sweep(sweep or [], overrides))
+    everything = sweeps_all_methods(sweep or [])
+    plan = plan_runs(tables, base, changes(overrides), combinations,
+                     all_methods=everything, names_fixed=not name, checking=checking)  # fmt: skip
+    todo, left_out = plan.experiments, plan.left_out
+    if needs_examples(studies, fit_on_test):
+        for experiment in todo.values():
+            with naming(file, overrides):
+                experiment.require_public_set(f"--instruments {STUDY}", "; or add --fit-on-test")
     for label, reason in left_out.items():
         print(f"fedkeep: {printable(label)} is left out: {reason}", file=sys.stderr)
     if fit_on_test and all(experiment.has_public_set for experiment in todo.values()):
@@ -191,6 +191,9 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Extend the run to so many rounds.")
+    ] = None,
     as_json: AsJson = False,
     from_round: Annotated[
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round and repeat the later ones.")
@@ -201,17 +204,23 @@ def resume(
     wandb: ToWandB = False,
     mlflow: ToMlflow = False,
 ) -> None:
-    """Resume an interrupted run. The result is bit for bit that of an uninterrupted run.
+    """Resume an interrupted run, or extend a finished one. The result is bit for bit that of an uninterrupted run.
 
     Example: fedkeep resume runs/digits
+    Example: fedkeep resume runs/digits rounds=200
     """
     from fedkeep.cli.progress import ProgressBar
+    from fedkeep.experiments.extend import extend
     from fedkeep.experiments.resume import resume_from_file
     from fedkeep.runs.reading import read_experiment
 
+    extended = _parse_rounds(changes or [])
     about = read_experiment(folder)
     confirm_code(about, trust)
     loggers = ExtraCallbacks(tensorboard, csv=csv, wandb=wandb, mlflow=mlflow)()
+    if extended is not None:
+        extend(folder, extended)
+        about = read_experiment(folder)
     rounds = about.get("train", {}).get("rounds", 0)
     with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
@@ -220,6 +229,24 @@ def resume(
         history = resume_from_file(folder, (progress, *loggers), from_round)
         progress.finish_run(folder.name, history, rounds)
     _show_runs({folder.name: history}, as_json, folder.parent)
+
+
+def _parse_rounds(changes: Sequence[str]) -> int | None:
+    """Return the number of rounds that a run is extended to; raise if anything else is to change."""
+    rounds = None
+    for text in changes:
+        key, _, value = text.partition("=")
+        if key.strip() not in ("rounds", "train.rounds"):
+            raise FedkeepError(
+                f"{text!r}: a run is resumed as it was started; only rounds=N can change, to more rounds",
+                key=key.strip(),
+                value=value,
+                valid=["rounds"],
+            )
+        if not value.strip().isdecimal():
+            raise FedkeepError(f"rounds must be a whole number, not {value!r}", key="rounds", value=value)
+        rounds = int(value)
+    return rounds
 
 
 @contextmanager

@@ -150,10 +150,14 @@ def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]
 
     `structure` is a hash of the model without its weights, `layers` names its layers, `test` is a hash of the test set,
     `init` one of the initial weights, `pretrained` one of the weights that were read from files. `tokenizer` is that of
-    the texts. `algorithm` is a hash of the method's code, if the method is the user's own.
+    the texts. `algorithm` is a hash of the method's code, if the method is the user's own. `input_shape` and
+    `n_classes` are what a model is built for.
     """
     model = task.module(task.init)
+    shape = data.input_shape if data is not None else None
     return {
+        "input_shape": list(shape) if isinstance(shape, tuple) and shape else None,
+        "n_classes": task.n_classes,
         "structure": structure_hash(model),
         "layers": layer_names(model),
         "init": fingerprint(task.init),

@@ -221,14 +221,22 @@ class Settings:
         factor, constant = SMALLEST_COHORT[self.aggregation]
         return factor * self.hostile + constant
 
+    @property
+    def depends_on_rounds(self) -> dict[str, str]:
+        """Settings that make earlier rounds depend on the number of rounds, each with the reason.
+
+        A run with one of them cannot be extended to more rounds.
+        """
+        reasons = {}
+        if self.cohorts is not None:
+            reasons["cohorts"] = "cohorts was given for this number of rounds"
+        if self.lr_schedule == "cosine":
+            reasons["lr_schedule"] = "the learning rate falls along a cosine that ends at the last round"
+        return reasons
+
     def lr_in(self, round: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
         return learning_rate(round, self.rounds, self.lr, self.lr_schedule, self.lr_decay, self.lr_warmup)
-
-    @property
-    def depends_on_rounds(self) -> bool:
-        """Whether the same run with more rounds would have other rounds before them: a cosine would be longer."""
-        return self.lr_schedule == "cosine"
 
     def due(self, every: int, round: int) -> bool:
         """Return whether something done every N rounds is due in this one: also in the last, never if N is 0."""

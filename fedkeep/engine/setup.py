@@ -39,6 +39,10 @@ def require_dataset(data: Any) -> Dataset:
 def make_method(method: FedAvg | str) -> FedAvg:
     """Return the method, with its defaults if it is given by name; raise if it is something else."""
     chosen = methods.get(method)() if isinstance(method, str) else method
+    if isinstance(chosen, type) and issubclass(chosen, FedAvg):
+        raise MethodError(
+            f"the method must be an instance, not a class: write {chosen.__name__}()", key="method", value=method
+        )
     if not isinstance(chosen, FedAvg):
         raise MethodError(
             f"the method must be an instance, such as FedNTD(), or a name, not {method!r}",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
 from torch import Tensor, nn
 
-from fedkeep import losses
+from fedkeep import losses, methods, models
 from fedkeep._util.validate import require_choice, require_label, require_whole
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
@@ -26,9 +26,11 @@ from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
 from fedkeep.runs.experiment_file import read_experiment, require_settings
-from fedkeep.runs.files import EXPERIMENT, FEDERATION
+from fedkeep.runs.federation_copy import with_own_files
+from fedkeep.runs.files import EXPERIMENT, FEDERATION, is_there
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
+from fedkeep.runs.reading import load_run
 from fedkeep.runs.seals import damaged
 
 
@@ -46,6 +48,8 @@ def simulate(
     keep: int | None = None,
     label: str | None = None,
     progress: bool | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> History:
     """Run a federation to its last round and return its history.
@@ -59,7 +63,8 @@ def simulate(
     `record["metrics"]` are shown with the run. If it has a method `close`, that is called when the run ends, also by an
     error or Ctrl-C.
 
-    With `run_dir` the run is written into this folder, and `fedkeep.resume` continues it after an interruption. It is
+    With `run_dir` the run is written into this folder. If it already contains a run, `resume=True` continues it, or
+    loads it if it is finished, and raises if it is another run; `overwrite=True` replaces it. The run is
     saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
     The last `keep` checkpoints (3) stay in the folder, each as large as the model.
     `label` is the name under which `fedkeep compare` and the report show the run; it does not affect the result.
@@ -79,9 +84,19 @@ def simulate(
             require_whole(name, number, low=1, error=RunError)
     if label is not None:
         label = require_label(label)
+    if resume and overwrite:
+        raise RunError("resume and overwrite exclude each other", key="resume", value=True)
     if run_dir is None:
+        if resume or overwrite:
+            raise RunError(f"{'resume' if resume else 'overwrite'} needs run_dir", key="run_dir")
         return simulation.run()
-    return start(simulation, Path(run_dir), {**saving, "label": label})
+    path = Path(run_dir)
+    if resume and simulation.ranks.on_rank0(lambda: is_there(path / EXPERIMENT)):
+        if isinstance(model, str):
+            model = models.build(model, data.input_shape, data.n_classes, checked.seed)
+        federation = Federation(simulation.method, model, data, simulation.clients, checked, criterion, metrics)
+        return _continue_or_load(path, federation, simulation.callbacks, keep)
+    return start(simulation, path, {**saving, "label": label}, overwrite)
 
 
 def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) -> Simulation:
@@ -90,8 +105,11 @@ def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) 
     return Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion, f.metrics)
 
 
-def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
-    """Run a simulation in a new folder; `about` takes precedence in its experiment file, and adds to `made_by`."""
+def start(simulation: Simulation, path: Path, about: dict[str, Any], overwrite: bool = False) -> History:
+    """Run a simulation in a new folder; `about` takes precedence in its experiment file, and adds to `made_by`.
+
+    With `overwrite`, a run that the folder contains is deleted first.
+    """
     s = simulation
     whole = {
         **provenance.experiment_dict(s.method, s.settings, s.task, s.data.name, len(s.clients), s.data.normalise),
@@ -101,12 +119,51 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any]) -> History:
             **_fingerprints(s),
             **provenance.identity(s.method, s.task, s.data),
             **provenance.tested(s.evaluator.scorer),
+            "model_name": s.model_name,
             **about.get("made_by", {}),
         },
     }
     if isinstance(s.settings.cohorts, tuple):
         whole["train"] = {**whole["train"], "cohorts": FEDERATION}  # the copy in the run folder has the lists
-    return _run_in_folder(simulation, lambda: RunFolder.create(path, whole))
+    return _run_in_folder(simulation, lambda: RunFolder.create(path, whole, overwrite))
+
+
+def _continue_or_load(path: Path, federation: Federation, callbacks: Iterable[Callback], keep: int | None) -> History:
+    """Continue the run in a folder, or load it if it is finished; raise if it is the run of another federation."""
+    ranks = distributed.current_ranks()
+    about = ranks.on_rank0(lambda: with_own_files(read_experiment(path), path))
+    require_settings(path, about)
+    _require_same_run(path, about, federation)
+    if not ranks.on_rank0(lambda: load_run(path, weights=False).finished):
+        return continue_run(path, federation, callbacks, keep=keep)
+    history, made_by = load_run(path), about.get("made_by", {})
+    simulation = restore_simulation(path, made_by, federation)
+    provenance.require_same_tests(path, made_by, simulation.evaluator.scorer)
+    history.build = simulation.task.module
+    return history
+
+
+def _require_same_run(path: Path, about: Mapping[str, Any], federation: Federation) -> None:
+    """Raise unless a run was started with this method and these settings."""
+    without_seed = {key: value for key, value in asdict(Settings()).items() if key != "seed"}
+    theirs = {
+        "method": methods.with_values_before(about["method"]),
+        "train": {**without_seed, **about["train"], "seed": about["seed"]},
+    }
+    ours = {"method": federation.method.to_dict(), "train": asdict(federation.settings)}
+    for tables in (ours, theirs):
+        tables["train"]["cohorts"] = None  # they are compared by their contents
+    for section, values in ours.items():
+        for key, value in values.items():
+            if (there := theirs[section].get(key)) != value:
+                key = "method" if (section, key) == ("method", "name") else key
+                raise RunError(
+                    f"{path} contains another run: {key} is {there!r} there and {value!r} here; choose another folder, "
+                    "or replace it with overwrite=True",
+                    key=key,
+                    value=value,
+                    valid=[there],
+                )
 
 
 def continue_run(

@@ -78,6 +78,7 @@ class Simulation:
         place = device.resolve_device(settings.device)
         inputs = setup.make_inputs(data, settings, place)
         self.eval_inputs = inputs.without_augmentation
+        self.model_name = model if isinstance(model, str) else None
         if isinstance(model, str):
             model = models.build(model, data.input_shape, data.n_classes, settings.seed)
         self.x, self.y, self.x_test, self.y_test = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -45,16 +45,17 @@ def build(experiment: Experiment, with_metrics: bool = False) -> Federation:
     """Build an experiment's method, model, data, clients and settings, and the user's metrics if they are needed."""
     metrics = own_parts.load_metrics(experiment) if with_metrics else None
     data, clients = load_data_and_clients(experiment)
-    model = _build_model(experiment, data)
+    model = build_network(experiment.model, data.input_shape, data.n_classes, experiment.seed)
     return Federation(methods.make(experiment.method), model, data, clients, experiment.train, metrics=metrics)
 
 
-def _build_model(experiment: Experiment, data: Dataset) -> nn.Module:
-    if own_parts.resolve("model", experiment.model["name"]) is not None:
-        return own_parts.build_own_model(experiment.model, data, experiment.seed)
-    options = dict(experiment.model)
+def build_network(table: Mapping[str, Any], input_shape: Any, n_classes: int, seed: int) -> nn.Module:
+    """Build the model that an experiment names, fedkeep's or the user's own, with untrained weights."""
+    if own_parts.resolve("model", table["name"]) is not None:
+        return own_parts.build_own_model(table, input_shape, n_classes, seed)
+    options = dict(table)
     with _keys_of("model"):
-        return models.build(options.pop("name"), data.input_shape, data.n_classes, experiment.seed, **options)
+        return models.build(options.pop("name"), input_shape, n_classes, seed, **options)
 
 
 def build_model(experiment: Experiment, params: Tree) -> nn.Module:

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from fedkeep import methods, models
 from fedkeep._util.own_parts import import_from, trust
-from fedkeep._util.text import did_you_mean, format_value
+from fedkeep._util.text import did_you_mean, format_value, join_names
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_bool, require_choice, require_label, require_number
 from fedkeep.data import Augment, load, partition
@@ -89,6 +89,13 @@ class Experiment(BaseModel):
             if not recorded:  # runs of earlier versions are read as they are
                 require_effect(settings.reductions, settings.rounds, "train.", ConfigError)
             tables["train"] = settings
+        if missing := [key for key in NAME_KEY if key not in tables]:
+            raise ConfigError(
+                f"{join_names(missing)} {'is' if len(missing) == 1 else 'are'} missing: an experiment has a method, a "
+                "model, data and a split (fedkeep new FILE.toml writes an example)",
+                key=missing[0],
+                valid=missing,
+            )
         try:
             made = cls(**tables)
         except ValidationError as error:
@@ -145,7 +152,7 @@ class Experiment(BaseModel):
         hyperparameters = {key: value for key, value in table.items() if key != "name"}
         _require_known("method", hyperparameters, ["name", *kind.hyperparameters()])
         kind(**hyperparameters)
-        return {"name": table["name"], **kind.defaults(), **hyperparameters}
+        return {"name": methods.canonical_name(table["name"]), **kind.defaults(), **hyperparameters}
 
     @field_validator("callbacks", mode="before")
     @classmethod
@@ -341,4 +348,6 @@ def _require_known(section: str, table: dict[str, Any], valid: Iterable[str]) ->
         if key not in names:
             full = f"{section}.{key}" if section else key
             suggestion = did_you_mean(key, names, section)
+            if not section and key in TRAIN:
+                suggestion = f"write it in the table [train]; {suggestion}"
             raise ConfigError(f"unknown key {full!r}: {suggestion}", key=full, value=value, valid=names)

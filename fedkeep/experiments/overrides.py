@@ -6,7 +6,7 @@ import copy
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,6 +22,7 @@ _OPTIONAL = [  # what `none` switches off
     *(f"train.{f.name}" for f in fields(Settings) if f.default is None),
     *(f"data.{name}" for name in ("held_out", "public", "public_alpha", "public_ids")),
 ]
+# the top-level keys of an experiment
 KEYS = [
     *NAME_KEY,
     "train",
@@ -31,7 +32,7 @@ KEYS = [
     "label",
     "callbacks",
     "metrics",
-]  # the top-level keys of an experiment
+]
 
 
 def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -53,25 +54,46 @@ def override(tables: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
                 f"{text!r} is not an override: write key=value, such as train.lr=0.1", key="override", value=text
             )
         full = full_key(key.strip())
-        section, _, name = full.partition(".")
-        value = _parse_value(full, written)
-        if section in NAME_KEY and name in ("", NAME_KEY[section]):
-            old = tables.get(section)
-            if not isinstance(old, dict) or old.get(NAME_KEY[section]) != value:
-                tables[section] = {NAME_KEY[section]: value}
-        elif full == "split.file":
-            old = as_table(section, tables.get(section, {}))
-            kept = old if isinstance(old, dict) and old.get("kind") == "file" else {"kind": "file"}
-            tables[section] = {**kept, "file": value}
-        elif name:
-            tables[section] = as_table(section, tables.get(section, {}))
-            if full in _OPTIONAL and value in ("none", "None") and isinstance(tables[section], dict):
-                tables[section].pop(name, None)
-            else:
-                _set(tables[section], full, value)
-        else:
-            tables[section] = value
+        _apply(tables, full, _parse_value(full, written))
     return tables
+
+
+def with_values(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an experiment's tables with values from Python in place of theirs; None switches a setting off.
+
+    >>> with_values({"method": "fedntd", "train": {"clip_norm": 1.0}}, {"method": "fedavg", "clip_norm": None, "lr": 1})
+    {'method': {'name': 'fedavg'}, 'train': {'lr': 1}}
+    """
+    tables = copy.deepcopy(tables)
+    for key, value in changes.items():
+        if (full := full_key(key)) in ("label", "keep", "checkpoint_every", "callbacks") and value is None:
+            tables.pop(full, None)
+        else:
+            _apply(tables, full, "none" if value is None else copy.deepcopy(value))
+    return tables
+
+
+def _apply(tables: dict[str, Any], full: str, value: Any) -> None:
+    """Set one key of an experiment's tables, in place."""
+    section, _, name = full.partition(".")
+    if section in NAME_KEY and name in ("", NAME_KEY[section]):
+        old = tables.get(section)
+        if isinstance(value, dict):
+            tables[section] = value
+        elif not isinstance(old, dict) or old.get(NAME_KEY[section]) != value:
+            tables[section] = {NAME_KEY[section]: value}
+    elif full == "split.file":
+        old = as_table(section, tables.get(section, {}))
+        kept = old if isinstance(old, dict) and old.get("kind") == "file" else {"kind": "file"}
+        tables[section] = {**kept, "file": value}
+    elif name:
+        tables[section] = as_table(section, tables.get(section, {}))
+        if full in _OPTIONAL and value in ("none", "None") and isinstance(tables[section], dict):
+            tables[section].pop(name, None)
+        else:
+            _set(tables[section], full, value)
+    else:
+        tables[section] = value
 
 
 def _set(table: Any, full: str, value: Any) -> None:

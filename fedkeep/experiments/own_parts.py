@@ -99,12 +99,12 @@ def load_part(section: str, name: str, options: Mapping[str, Any]) -> Callable[.
     return part
 
 
-def build_own_model(table: Mapping[str, Any], data: Dataset, seed: int) -> nn.Module:
+def build_own_model(table: Mapping[str, Any], input_shape: Any, n_classes: int, seed: int) -> nn.Module:
     """Call the user's function, or build the user's class, with torch seeded by the run's seed."""
     options = dict(table)
     name = options.pop("name")
     part = load_part("model", name, options)
-    filled = {"input_shape": data.input_shape, "n_classes": data.n_classes}
+    filled = {"input_shape": input_shape, "n_classes": n_classes}
     with seeded(seed, torch.device("cpu")):
         model = call_object(part, name, "model.name", _filled(part, options, filled))
     if not isinstance(model, nn.Module):

@@ -24,6 +24,7 @@ from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments import own_parts
 from fedkeep.experiments.build import build, build_model
+from fedkeep.experiments.extend import extend, round_to_repeat
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
@@ -52,6 +53,7 @@ def resume(
     from_round: int | None = None,
     trust: str | Iterable[str] = (),
     progress: bool | None = None,
+    rounds: int | None = None,
 ) -> History:
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
@@ -60,14 +62,20 @@ def resume(
     your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
     stopped is continued to its last round. Code of your own that the run folder names (`package.module:name`) is
-    imported only if `trust` has its name, or its module. `progress` is as in `simulate`.
+    imported only if `trust` has its name, or its module. `rounds` extends the run, finished or not, to more rounds: its
+    result is then that of a run with so many rounds from the start. `progress` is as in `simulate`.
     """
     path, callbacks = Path(run_dir), with_progress(callbacks, progress)
     allow(trust)
+    if rounds is not None:
+        extend(path, rounds)
     about = with_own_files(read_experiment(path), path)
     federation = federation_from_arguments(about, method, model, data, clients, criterion, metrics)
     if federation is None:
         return resume_from_file(path, callbacks, from_round)
+    if from_round is None:
+        settings = federation.settings
+        from_round = distributed.current_ranks().on_rank0(lambda: round_to_repeat(path, settings))
     return continue_run(path, federation, callbacks, from_round)
 
 
@@ -139,6 +147,8 @@ def resume_experiment(
     if not distributed.current_ranks().on_rank0(is_complete):
         callbacks = [*callbacks, *own_parts.make_own_callbacks(experiment.callbacks)]
         _require_same_code(experiment, path)
+        if from_round is None:
+            from_round = distributed.current_ranks().on_rank0(lambda: round_to_repeat(path, experiment.train))
         return continue_run(path, build(experiment, with_metrics=True), callbacks, from_round, experiment.keep)
     return load_finished(experiment, path)
 

@@ -84,6 +84,8 @@ def require_same(experiment: Experiment, recorded: dict[str, Any], what: str, ad
             tables["data"] = {**tables["data"], "source": os.path.abspath(source)}
     differences = sorted(_differences(theirs, ours), key=lambda each: each[0] in _FILLED_IN)
     for key, there, here in differences:
+        if key == "train.rounds" and there < here:
+            advice = f"to extend it, use fedkeep resume with rounds={here}; or {advice}"
         raise ConfigError(
             f"{what}: {key} is {there!r} there and {here!r} here; {advice}",
             key=key,

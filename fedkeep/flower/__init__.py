@@ -12,7 +12,9 @@ between them differs.
 try:
     import flwr  # noqa: F401
 except ImportError as error:
-    raise ImportError("fedkeep.flower needs Flower: pip install 'fedkeep[flower]'") from error
+    from fedkeep._util.optional import install_command
+
+    raise ImportError(f"fedkeep.flower needs Flower: {install_command('flower', 'flwr')}") from error
 
 from fedkeep.flower.client import client_app
 from fedkeep.flower.observe import forgetting

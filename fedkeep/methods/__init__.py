@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -94,6 +94,7 @@ __all__ = [
     "Flashback",
     "GCFed",
     "Scaffold",
+    "canonical_name",
     "discover",
     "get",
     "is_built_in",
@@ -176,12 +177,30 @@ def discover() -> dict[str, type[FedAvg]]:
 
 def get(name: str) -> type[FedAvg]:
     """Return the method of this name, from fedkeep or from an installed package."""
-    cls = REGISTRY.get(name) or discover().get(name)
-    if cls is None:
-        raise MethodError(
-            f"unknown method {name!r}: {did_you_mean(name, REGISTRY)}", key="method.name", value=name, valid=REGISTRY
-        )
-    return cls
+    return REGISTRY[canonical_name(name)]
+
+
+def canonical_name(name: str) -> str:
+    """Return the registered name of a method; case, dashes and underscores do not matter.
+
+    >>> canonical_name("FedNTD"), canonical_name("FedAvg-finetune")
+    ('fedntd', 'fedavg_finetune')
+    """
+    found = _like(name, REGISTRY) or _like(name, discover())
+    if found:
+        return name if name in found else found[0]
+    raise MethodError(
+        f"unknown method {name!r}: {did_you_mean(name, REGISTRY)}", key="method.name", value=name, valid=REGISTRY
+    )
+
+
+def _like(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that differ from this one in case, dashes and underscores at most."""
+
+    def simplify(text: str) -> str:
+        return text.lower().replace("-", "").replace("_", "")
+
+    return [other for other in known if simplify(other) == simplify(name)]
 
 
 def is_built_in(cls: type[FedAvg]) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,27 @@ def write(runs: RunSet | Iterable[str | Path], output: Path, title: str = "fedke
     data = page_data(runs if isinstance(runs, RunSet) else read_runs(runs))
     write_atomic(output, render(data, title).encode())
     return data
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report page that was written: its file, the headline, and the verdict on every problem."""
+
+    path: Path
+    headline: str
+    problems: list[dict[str, Any]]  # title, headline and details of each
+    left_out: list[dict[str, str]]  # runs that could not be used, with the reason
+
+    def __repr__(self) -> str:
+        left_out = f" ({len(self.left_out)} runs left out)" if self.left_out else ""
+        return f"<Report {self.path}: {self.headline}{left_out}>"
+
+
+def report(paths: str | Path | Iterable[str | Path], output: str | Path = "report.html") -> Report:
+    """Write the report page of run folders, or of folders that contain some, as `fedkeep report` does."""
+    data = write([paths] if isinstance(paths, str | Path) else paths, Path(output))
+    problems = [{"title": problem["title"], **problem["verdict"]} for problem in data["problems"]]
+    return Report(Path(output), data["verdict"]["headline"], problems, data["left_out"])
 
 
 def render(data: dict[str, Any], title: str = "fedkeep report", live: bool = False) -> str:

@@ -12,7 +12,17 @@ from typing import Any
 
 from fedkeep.errors import ForeignFile, RunError
 from fedkeep.runs.experiment_file import ExperimentFile
-from fedkeep.runs.files import EXPERIMENT, FEDERATION, INSTRUMENTS, ROUNDS, SPLIT, entries, is_there, read_bytes
+from fedkeep.runs.files import (
+    EXPERIMENT,
+    EXTENDED,
+    FEDERATION,
+    INSTRUMENTS,
+    ROUNDS,
+    SPLIT,
+    entries,
+    is_there,
+    read_bytes,
+)
 from fedkeep.runs.history import Record
 from fedkeep.runs.records import Lines, read_lines
 from fedkeep.runs.seals import checksum, damaged
@@ -130,8 +140,9 @@ def covered_files(folder: Path, experiment: ExperimentFile) -> dict[str, Any]:
     for name in (SPLIT, FEDERATION):
         if is_there(folder / name):
             files[name] = checksum(read_bytes(folder / name))
-    if is_there(folder / INSTRUMENTS):
-        files[INSTRUMENTS] = None
+    for name in (INSTRUMENTS, EXTENDED):
+        if is_there(folder / name):
+            files[name] = None
     return files
 
 

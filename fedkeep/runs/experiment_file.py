@@ -10,6 +10,7 @@ from typing import Any
 
 from fedkeep._util.toml import parse_toml
 from fedkeep.errors import RunError
+from fedkeep.runs.extension import read_extension
 from fedkeep.runs.files import EXPERIMENT, FORMAT, READABLE_FORMATS, is_there, read_bytes, to_toml, write_atomic
 from fedkeep.runs.seals import checksum, damaged, seal_text, unseal_text
 
@@ -21,7 +22,7 @@ _TABLES = ("method", "train", "data", "split", "model", "made_by")
 class ExperimentFile:
     """A run's experiment file that was read and verified."""
 
-    about: dict[str, Any]
+    about: dict[str, Any]  # `train.rounds` are those that the run was extended to, if it was
     run: str | None  # the run's id; None in format 1, whose files have no checksums
     checksum: str  # of the whole file; the records and the checkpoints refer to it
 
@@ -68,7 +69,10 @@ def read_experiment_file(path: Path) -> ExperimentFile:
         )
     if version == FORMAT and run is None:
         raise damaged(str(file), EXPERIMENT, "its last line, with the checksum, is missing or was changed")
-    return ExperimentFile(about, run if version == FORMAT else None, checksum(data))
+    run = run if version == FORMAT else None
+    if (rounds := read_extension(path, run)) is not None and isinstance(about.get("train"), dict):
+        about["train"]["rounds"] = rounds
+    return ExperimentFile(about, run, checksum(data))
 
 
 def require_settings(path: Path, about: dict[str, Any]) -> None:

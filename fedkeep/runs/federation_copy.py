@@ -10,6 +10,7 @@ from typing import Any
 from fedkeep.data.client_indices import Partition
 from fedkeep.data.federation_file import check_cohorts, format_federation
 from fedkeep.errors import FedkeepError
+from fedkeep.runs.extension import read_extension
 from fedkeep.runs.files import FEDERATION, is_there, write_atomic
 from fedkeep.runs.seals import seal_json
 
@@ -44,8 +45,14 @@ def write_federation_copy(
 
 
 def with_own_files(about: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a run's tables with the run folder's copy in place of the files of its split and its cohorts."""
-    tables = dict(about)
+    """Return a run's tables with the run folder's copy in place of the files of its split and its cohorts.
+
+    The number of rounds is the one that the run was extended to, if it was.
+    """
+    tables, made_by = dict(about), about.get("made_by")
+    run = made_by.get("run") if isinstance(made_by, dict) else None
+    if (rounds := read_extension(folder, run)) is not None and isinstance(tables.get("train"), dict):
+        tables["train"] = {**tables["train"], "rounds": rounds}
     if not is_there(file := folder / FEDERATION):
         return tables
     split, train = tables.get("split"), tables.get("train")

@@ -6,6 +6,7 @@
     clients/                     one file per client and round
     split.json                   the label counts of the clients (see label_counts.py)
     federation.json              the split and the cohorts, if files gave them (see federation_copy.py)
+    extended.json                more rounds than the experiment file has (see extension.py)
     ended.json                   the last round and why the run ended: "finished", "stopped" by a callback, "diverged"
     diverged.txt                 the message of a run that diverged
     abandoned/                   later rounds, while a run repeats them from an earlier checkpoint (see abandoned.py)
@@ -30,6 +31,7 @@ from fedkeep._util.validate import require_whole
 from fedkeep.errors import RunError
 from fedkeep.runs.abandoned import delete_abandoned, last_abandoned_round, set_aside
 from fedkeep.runs.checkpoints import (
+    CHECKPOINT_1,
     Checkpoint,
     checkpoint_file,
     covered_files,
@@ -45,8 +47,12 @@ from fedkeep.runs.files import (
     DIVERGED,
     ENDED,
     EXPERIMENT,
+    EXTENDED,
+    FEDERATION,
+    INSTRUMENTS,
     LOCK,
     ROUNDS,
+    SPLIT,
     is_there,
     make_folder,
     make_private,
@@ -61,6 +67,7 @@ from fedkeep.runs.files import (
 )
 from fedkeep.runs.history import Record
 from fedkeep.runs.records import format_record
+from fedkeep.runs.releases import RELEASES
 from fedkeep.runs.seals import seal_json, seal_text
 from fedkeep.runs.trees import write_tree
 from fedkeep.tree import Tree
@@ -91,14 +98,15 @@ class RunFolder:
             raise
 
     @classmethod
-    def create(cls, path: Path, about: dict[str, Any]) -> RunFolder:
-        """Create a run folder; raise if it already contains a run."""
+    def create(cls, path: Path, about: dict[str, Any], overwrite: bool = False) -> RunFolder:
+        """Create a run folder; raise if it already contains a run, or delete that with `overwrite`."""
         for key in ("checkpoint_every", "keep"):
             if about.get(key) is not None:
                 require_whole(key, about[key], low=1, error=RunError)
-        if is_there(path / EXPERIMENT):
+        if is_there(path / EXPERIMENT) and not overwrite:
             raise RunError(
-                f"{path} already contains a run: resume it (fedkeep resume {path}) or choose another folder",
+                f"{path} already contains a run: choose another folder, or pass resume=True to continue the run or "
+                "overwrite=True to replace it",
                 key="run_dir",
                 value=str(path),
             )
@@ -110,9 +118,12 @@ class RunFolder:
             raise RunError(
                 f"the folder {path} cannot be created: {error.strerror}", key="run_dir", value=str(path)
             ) from error
-        _require_no_records(path)
+        if not overwrite:
+            _require_no_records(path)
         folder = cls(path, about.get("checkpoint_every"), about.get("keep"))
         try:
+            if overwrite:
+                folder._delete_run()
             folder._cut(0)
             folder._use(write_experiment(path, about))
             remove_partial_files(path)
@@ -243,6 +254,16 @@ class RunFolder:
         self.last = self._recorded = saved.round
         self._check = saved.header.check
         return saved
+
+    def _delete_run(self) -> None:
+        """Delete the files of the run that is here, the experiment file last; files that are not a run's stay."""
+        self._cut(0)
+        ClientStore(self.clients).restore({})  # no state is referred to any more
+        delete_abandoned(self.path)
+        for file in (*find_checkpoints(self.path).values(), self.path / CHECKPOINT_1):
+            remove(file)
+        for name in (RELEASES, SPLIT, FEDERATION, INSTRUMENTS, EXTENDED, ENDED, DIVERGED, EXPERIMENT):
+            remove(self.path / name)
 
     def _use(self, experiment: ExperimentFile) -> None:
         self._experiment, self._check = experiment, experiment.checksum

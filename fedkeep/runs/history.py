@@ -61,7 +61,7 @@ class History(RoundMetrics):
     def model(self) -> nn.Module:
         """The final global model, on the CPU, as a module of the class that was trained; a new one at each access."""
         if self.build is None:
-            raise FedkeepError("this history has no model: pass the run to fedkeep.resume to get one", key="model")
+            raise FedkeepError("this history has no model: read the run with fedkeep.load_run", key="model")
         return self.build(self.params)
 
     def class_name(self, c: int) -> str:

@@ -124,6 +124,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
         releases.require_all_of(history.records)
         history.released = releases.epsilon
     reason = _reason(path, lines, ended, header)
+    if reason == "finished" and lines.records[-1]["round"] < about["train"]["rounds"]:
+        reason = None  # it was extended since
     history.diverged = _read_diverged(path, experiment.run, required=reason == "diverged")
     history.ended = None if history.diverged else reason
     if weights and ended is not None and history.saved is not None and history.saved < ended["round"]:

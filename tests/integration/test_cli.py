@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,11 @@ import fedkeep as fk
 from fedkeep.cli import options
 from fedkeep.cli.app import app
 from fedkeep.cli.methods import methods as cli_methods
+from fedkeep.cli.new import TEMPLATE
 from fedkeep.engine.footprint import default_footprint, footprint
 from fedkeep.errors import FedkeepError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.overrides import override
 
 
 def test_version() -> None:
@@ -243,3 +248,25 @@ def test_a_run_does_not_import_what_it_does_not_need(tmp_path: Path) -> None:
     print([name for name in ("torch._dynamo", "sklearn", "pandas", "matplotlib") if name in sys.modules])
     """
     assert run_script(code).stdout.strip() == "[]"
+
+
+def test_a_new_experiment_file_runs_as_it_is_and_is_not_overwritten(tmp_path: Path) -> None:
+    done = fedkeep("new", "my.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "my.toml").read_text()
+    assert "fedkeep run my.toml" in text
+    done = fedkeep("run", "my.toml", "rounds=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("my.toml", "my", "no/such.toml"):
+        done = fedkeep("new", name, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (tmp_path / "my.toml").read_text() == text
+
+
+def test_the_settings_that_a_new_experiment_file_comments_on_exist() -> None:
+    text = TEMPLATE.read_text()
+    given = re.findall(r"^# (\w+) = ([^#\n]+?) *(?:#.*)?$", text, re.MULTILINE)
+    assert len(given) == 8
+    for key, value in given:
+        full = f"data.{key}" if key in ("public", "held_out") else key
+        Experiment.from_dict(override(tomllib.loads(text), [f"{full}={value}"]))

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import fedkeep as fk
 from fedkeep import tree
+from fedkeep._util import own_parts
 from fedkeep.cli.app import app
 from fedkeep.runs.round_metrics import BY_CLASS, SCALARS
 
@@ -159,6 +160,19 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (tmp_path / "split.svg").exists()
     assert (tmp_path / "report.html").exists()
     assert {"first", "mine", "own-model"} <= {p.name for p in (tmp_path / "runs").iterdir()}
+
+
+def test_the_page_on_experiments_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(own_parts, "_trusted", set())
+    module = re.search(r"```python\n(# my_parts.py\n.*?)```", (DOCS / "experiments.md").read_text(), flags=re.DOTALL)
+    assert module
+    (tmp_path / "my_parts.py").write_text(module[1])
+    run_page("experiments.md", tmp_path)
+    sys.modules.pop("my_parts")
+    assert fk.load_run("runs/mine").records[-1]["round"] == 5
+    assert (tmp_path / "first.html").exists()
 
 
 def test_the_profiling_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

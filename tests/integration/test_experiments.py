@@ -402,3 +402,20 @@ def test_a_file_in_the_working_directory_is_found_too_and_a_missing_one_is_named
     (tmp_path / "own.npz").touch()
     assert Experiment.load("a/x.toml").data["source"] == str(tmp_path / "own.npz")
     assert Experiment.load("a/x.toml", ["data=digtis"]).data["source"] == "digtis"
+
+
+def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    with raises(ConfigError, "method", valid=["method", "model", "data", "split"]):
+        Experiment.from_dict({"seed": 1})
+    with raises(ConfigError, "split"):
+        Experiment.from_dict({key: value for key, value in GIVEN.items() if key != "split"})
+
+
+def test_a_setting_outside_of_its_table_is_referred_to_it() -> None:
+    with raises(ConfigError, "rounds", mentions=["[train]"]):
+        Experiment.from_dict({**GIVEN, "rounds": 3})
+
+
+def test_the_names_of_methods_are_taken_in_any_case() -> None:
+    assert made("method=FedNTD").method["name"] == "fedntd"
+    assert made("method=FedAvg-Finetune").method["name"] == "fedavg_finetune"

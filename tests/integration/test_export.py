@@ -133,7 +133,7 @@ def test_parquet_without_its_extra_raises_with_the_install_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with raises(FedkeepError, key="pyarrow", mentions=["pip install 'fedkeep[data]'"]):
+    with raises(FedkeepError, key="pyarrow", mentions=["pip install", "pyarrow"]):
         export.write_table(tmp_path / "x.parquet", COLUMNS, [])
 
 
@@ -447,7 +447,7 @@ def test_plotting_without_its_extra_raises_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with raises(FedkeepError, key="matplotlib", mentions=["pip install 'fedkeep[plots]'"]):
+    with raises(FedkeepError, key="matplotlib", mentions=["pip install", "matplotlib"]):
         plots.plot([folder], tmp_path)
 
 
@@ -532,7 +532,7 @@ def test_tensorboard_needs_a_folder_and_its_package(problem, monkeypatch: pytest
     simulation.run()
     assert len(read_events(tmp_path / "log")["test/accuracy"]) == 4
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with raises(FedkeepError, key="tensorboard", mentions=["pip install 'fedkeep[tensorboard]'"]):
+    with raises(FedkeepError, key="tensorboard", mentions=["pip install", "tensorboard"]):
         fk.tensorboard.TensorBoard()
 
 

@@ -215,12 +215,15 @@ def test_a_file_without_made_by_in_a_run_folder_is_no_experiment_of_the_users(fo
 
 def test_from_python_code_of_a_run_needs_trust(folder: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    before = load_run(run_folder).params
+    before = fk.load_run(run_folder).params
     for call in (lambda: fk.resume(run_folder, from_round=0), lambda: open_run(run_folder)):
         with raises(UntrustedCode, mentions=["trust='parts_of_mine'"]):
             call()
     assert not (folder / "imports.txt").exists()
+    with raises(UntrustedCode):
+        _ = fk.load_run(run_folder).model
     history = fk.resume(run_folder, from_round=0, trust="parts_of_mine")
+    assert fk.load_run(run_folder, trust="parts_of_mine:net").model[1].weight.shape == (5, 3)
     assert all(torch.equal(before[name], history.params[name]) for name in before)
     with raises(FedkeepError, "trust"):
         fk.resume(run_folder, trust="not a module")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from support.problems import Problem, same
 from support.runs import (
     SMALL,
     assert_same_run,
+    files_of,
+    group_runs,
     interrupt_small,
     is_killed_at_write,
     run_small,
@@ -29,7 +32,9 @@ from support.runs import (
 )
 
 import fedkeep as fk
-from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.errors import ConfigError, DataError, FedkeepError, RunError
+from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.extend import extend
 from fedkeep.runs.experiment_file import read_experiment
 from fedkeep.runs.files import to_toml
 from fedkeep.runs.seals import seal_text
@@ -190,3 +195,128 @@ def test_a_run_of_a_flower_app_is_resumed_by_its_app(tmp_path: Path) -> None:
     file.write_bytes(seal_text(file.name, changed.encode(), read_experiment(tmp_path)["made_by"]["run"]))
     with raises(ConfigError, key="run_dir", value=str(tmp_path), mentions=["flwr run", "run-dir"]):
         fk.resume(tmp_path)
+
+
+# Extending a run
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("scaffold", {}),
+        ("fedavg", {"eval_every": 2, "eval_local_every": 2, "average_weights": 2}),  # round 3 is not due
+        ("feddf", {"reductions": [{"client": 1, "class_id": 0, "round": 2, "keep": 0}]}),
+    ],
+    ids=["client states", "other evaluations", "reductions"],
+)
+def test_an_extended_run_is_one_with_more_rounds_from_the_start(
+    tmp_path: Path, method: str, settings: dict[str, Any]
+) -> None:
+    run_small(tmp_path / "whole", method, rounds=6, **settings)
+    run_small(tmp_path / "extended", method, rounds=3, **settings)
+    history = fk.resume(tmp_path / "extended", rounds=6)
+    assert history.finished
+    assert [r["round"] for r in history.records] == list(range(7))
+    assert_same_run(tmp_path / "whole", tmp_path / "extended")
+    assert fk.load_run(tmp_path / "extended").settings["rounds"] == 6
+    assert len(group_runs([tmp_path])[0].runs) == 1, "they are one experiment, twice"
+
+
+def test_an_extension_survives_an_interruption_and_is_repeated_without_effect(tmp_path: Path) -> None:
+    run_small(tmp_path / "run", "fedavg")
+    extend(tmp_path / "run", 5)
+    assert not fk.load_run(tmp_path / "run").finished
+    extend(tmp_path / "run", 5)
+    assert fk.resume(tmp_path / "run").finished
+    assert fk.load_run(tmp_path / "run").records[-1]["round"] == 5
+    assert Experiment.load(tmp_path / "run" / "experiment.toml").train.rounds == 5
+    (tmp_path / "run" / "extended.json").unlink()
+    with raises(RunError, "extended.json"):
+        fk.load_run(tmp_path / "run")
+
+
+def test_a_run_is_not_extended_where_earlier_rounds_would_differ(tmp_path: Path) -> None:
+    run_small(tmp_path / "run", "fedavg", rounds=3, eval_every=2)
+    for kept in (0, 2):
+        (tmp_path / "run" / f"checkpoint-{kept}.safetensors").unlink()
+    before = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    with raises(RunError, "eval_every", 3):
+        fk.resume(tmp_path / "run", rounds=6)
+    with raises(RunError, "rounds", 2):
+        fk.resume(tmp_path / "run", rounds=2)
+    assert before == (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    assert not (tmp_path / "run" / "extended.json").exists()
+    run_small(tmp_path / "given", "fedavg", cohorts=[[0], [1], [2]])
+    with raises(RunError, "cohorts"):
+        fk.resume(tmp_path / "given", rounds=6)
+
+
+def test_the_command_extends_a_run_and_changes_nothing_else(tmp_path: Path) -> None:
+    run_small(tmp_path / "run", "fedavg")
+    done = fedkeep("resume", str(tmp_path / "run"), "rounds=4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert fk.load_run(tmp_path / "run").records[-1]["round"] == 4
+    for change in ("lr=0.1", "rounds=x", "rounds=1"):
+        done = fedkeep("resume", str(tmp_path / "run"), change)
+        assert done.returncode == 2, change
+        assert done.stderr.count("\n") == 1
+
+
+# A run from Python, again in the same folder
+
+
+def simulated(problem: Problem, path: Path, **options: Any) -> fk.History:
+    settings = {"rounds": 2, "participation": 2, "epochs": 1, "batch_size": 10, **options}
+    return fk.simulate(settings.pop("method", "scaffold"), settings.pop("model", "mlp"), problem.data, problem.clients,
+                       run_dir=path, **settings)  # fmt: skip
+
+
+def test_simulate_resumes_or_replaces_the_run_in_its_folder(three: Problem, tmp_path: Path) -> None:
+    def interrupt(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "run"
+    whole = simulated(three, tmp_path / "whole", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        simulated(three, path, callbacks=interrupt)
+    with raises(RunError, "run_dir", mentions=["resume=True", "overwrite=True"]):
+        simulated(three, path)
+    assert same(simulated(three, path, resume=True).params, whole.params)
+    assert_same_run(tmp_path / "whole", path)
+    before = files_of(path)
+    again = simulated(three, path, resume=True)
+    assert files_of(path) == before, "a finished run is loaded"
+    assert same(dict(again.model.named_parameters()), whole.params)
+    (path / "notes.txt").write_text("mine")
+    simulated(three, path, overwrite=True, method="fedavg", rounds=1)
+    assert fk.load_run(path).method == "fedavg"
+    assert (path / "notes.txt").exists()
+    assert not list(path.rglob("*-2.safetensors"))
+    simulated(three, tmp_path / "new", overwrite=True)
+
+
+def test_simulate_does_not_resume_another_run(three: Problem, tmp_path: Path) -> None:
+    simulated(three, tmp_path / "run")
+    for key, value in {"lr": 0.5, "rounds": 3, "seed": 1, "method": "fedavg"}.items():
+        with raises(RunError, key, mentions=["overwrite=True"]):
+            simulated(three, tmp_path / "run", resume=True, **{key: value})
+    wider = fk.models.build("mlp", three.data.input_shape, three.data.n_classes, projection=4)
+    with raises(RunError, "model"):
+        simulated(three, tmp_path / "run", resume=True, model=wider)
+    with raises(RunError, "resume"):
+        simulated(three, tmp_path / "run", resume=True, overwrite=True)
+    with raises(RunError, "run_dir"):
+        fk.simulate("fedavg", "mlp", three.data, three.clients, rounds=1, resume=True)
+
+
+def test_a_run_is_loaded_with_its_model_where_its_folder_says_what_it_is(three: Problem, tmp_path: Path) -> None:
+    by_name = simulated(three, tmp_path / "name")
+    from_file = run_small(tmp_path / "file", "fedavg")
+    for history, path in ((by_name, tmp_path / "name"), (from_file, tmp_path / "file")):
+        loaded = fk.load_run(path)
+        assert same(dict(loaded.model.named_parameters()), history.params)
+    simulated(three, tmp_path / "object", model=fk.models.build("mlp", three.data.input_shape, three.data.n_classes))
+    with raises(RunError, "model", mentions=["load_state_dict"]):
+        _ = fk.load_run(tmp_path / "object").model
+    with raises(FedkeepError, "model", mentions=["fedkeep.load_run"]):
+        _ = fk.load_run(tmp_path / "name", weights=False).model

@@ -176,10 +176,17 @@ def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the metric top2 is not the one that"):
         fk.resume(path, metrics={**OWN, "top2": lambda z, y: 0.5}, **given)
     stopping = False
+    again = {**SETTINGS, "rounds": 3, "run_dir": path, "resume": True}
+    with pytest.raises(RunError, match="was started with other metrics"):
+        fk.simulate("fedavg", make_model(), data, clients, metrics=[top2], **again)
     resumed = fk.resume(path, metrics=OWN, **given)
     for record in (*whole.records, *resumed.records):
         record.pop("seconds", None)
     assert resumed.records == whole.records
+    finished = fk.simulate("fedavg", make_model(), data, clients, metrics=OWN, **again)
+    assert finished.metrics()["top2"].tolist() == whole.metrics()["top2"].tolist()
+    with pytest.raises(RunError, match="was started with other metrics"):
+        fk.simulate("fedavg", make_model(), data, clients, **again)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +304,13 @@ def test_compare_shows_a_metric_by_site(two_methods: Path) -> None:
     assert group["sites"]["auc"]["Bonn"] == [history.site_metrics()[1]["auc"] for history in histories]
     assert group["metrics"]["f1.1"]["runs"] == [history.f1[-1][1] for history in histories]
     assert group["mean"]["macro_f1"] == pytest.approx(np.mean([history.macro_f1[-1] for history in histories]))
+    comparison = fk.compare(two_methods, metrics=["macro_f1", "recall.malignant"], sites="auc")
+    assert comparison.as_data()["problems"][0]["groups"][0]["sites"] == group["sites"]
+    row = next(row for row in comparison.rows if row["label"] == "fedavg")
+    assert row["recall.malignant"] == pytest.approx(np.mean([history.recall[-1][1] for history in histories]))
+    assert "recall malignant %" in repr(comparison)
+    with pytest.raises(FedkeepError, match="^metrics: no run has the metric 'nothing'"):
+        fk.compare(two_methods, metrics="nothing")
     markdown = run("compare", two_methods, "--sites", "ece", "--markdown")
     assert "| ECE | Aachen | Bonn | Celle |" in markdown
 

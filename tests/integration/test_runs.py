@@ -59,7 +59,7 @@ def test_another_experiment_is_not_overwritten(tmp_path: Path, problem: Problem)
     run_small(tmp_path / "a", "fedavg")
     with raises(ConfigError, key="method.name", value="fedntd", mentions=[str(tmp_path / "a"), "method.name"]):
         run_small(tmp_path / "a", "fedntd")
-    with raises(RunError, key="run_dir", value=str(tmp_path / "a"), mentions=["fedkeep resume"]):
+    with raises(RunError, key="run_dir", value=str(tmp_path / "a"), mentions=["resume=True"]):
         fk.simulate("fedavg", problem.model, problem.data, problem.clients, **problem.settings, run_dir=tmp_path / "a")
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 import typer.main
 
+from fedkeep.cli import completion
 from fedkeep.cli.app import app
 
 LARGE = ("torch", "numpy", "pydantic", "scipy", "sklearn", "fedkeep.engine", "fedkeep.runs", "fedkeep.data")
@@ -72,6 +73,33 @@ def test_completion_needs_nothing_large() -> None:
     assert all(name in shown for name in ("resume", "report", "reproduce"))
     assert "compare" not in shown
     assert_small(modules)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("fedkeep run dig", {"digits"}),
+        ("fedkeep run digits batch", {"batch_size="}),
+        ("fedkeep run digits method = fedn", {"fedntd", "fednova"}),  # as bash divides it
+        ("fedkeep partition split = label", {"label_quantity"}),
+    ],
+)
+def test_keys_and_names_are_completed(words: str, completed: set[str]) -> None:
+    last = str(len(words.split()) - 1)
+    shown, modules = output_and_imports(_FEDKEEP_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=last)
+    assert set(shown.split()) == completed
+    assert_small(modules)
+
+
+def test_the_completed_names_are_all_there_are() -> None:
+    from fedkeep import methods, models
+    from fedkeep.data import partition
+    from fedkeep.experiments.overrides import TRAIN
+
+    assert set(completion.names_of("method")) == set(methods.REGISTRY)
+    assert completion.names_of("model") == list(models.REGISTRY)
+    assert completion.names_of("split") == list(partition.KINDS)
+    assert set(TRAIN) <= set(completion.keys())
 
 
 def test_the_probe_notices_large_imports() -> None:
