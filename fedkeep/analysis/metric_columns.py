@@ -249,7 +249,8 @@ class Chosen:
         if self.columns:
             data["metrics"] = {column.key: column.as_data(group) for column in self.columns}
         if self.sites is not None:
-            data["sites"] = {self.sites: self.by_site([group]).get(group.label, {})}
+            of_sites = self.by_site([group]).get(group.label, {})
+            data["sites"] = {self.sites: {site: values.tolist() for site, values in of_sites.items()}}
         return data
 
     def as_markdown(self, groups: list[Group]) -> str:

@@ -309,7 +309,7 @@ def test_compare_shows_a_metric_by_site(two_methods: Path) -> None:
     row = next(row for row in comparison.rows if row["label"] == "fedavg")
     assert row["recall.malignant"] == pytest.approx(np.mean([history.recall[-1][1] for history in histories]))
     assert "recall malignant %" in repr(comparison)
-    with pytest.raises(FedkeepError, match="^metrics: no run has the metric 'nothing'"):
+    with pytest.raises(FedkeepError, match=r"^metrics: no run has the metric 'nothing'"):
         fk.compare(two_methods, metrics="nothing")
     markdown = run("compare", two_methods, "--sites", "ece", "--markdown")
     assert "| ECE | Aachen | Bonn | Celle |" in markdown
