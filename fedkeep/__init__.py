@@ -17,7 +17,6 @@ from fedkeep._util.version import __version__
 
 if TYPE_CHECKING:
     from fedkeep import (
-        analysis,
         data,
         errors,
         flower,
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
         instruments,
         losses,
         methods,
+        metrics,
         models,
         optim,
-        plots,
-        reports,
         testing,
         tree,
     )
@@ -59,7 +57,6 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "__version__",
-    "analysis",
     "compare",
     "data",
     "errors",
@@ -69,11 +66,10 @@ __all__ = [
     "load_run",
     "losses",
     "methods",
+    "metrics",
     "models",
     "optim",
-    "plots",
     "report",
-    "reports",
     "resume",
     "run",
     "save_federation",

@@ -371,6 +371,13 @@ def check_forward(task: Task, x: Any) -> None:
         )
     if any(not torch.equal(a, b) for a, b in zip(tree.leaves(original), tree.leaves(x), strict=True)):
         raise ModelError("the model changes its own input, and with it the data: work on a copy", key="model")
+    if task.n_classes == 2 and tuple(logits.shape) in ((2,), (2, 1)):
+        raise ModelError(
+            "the model returns one logit per example, but two classes need two, for a softmax: wrap it as "
+            "fedkeep.models.two_logits(model), which has the same probabilities, and use the default criterion",
+            key="model",
+            value=tuple(logits.shape),
+        )
     if logits.ndim != 2 or logits.shape[1] != task.n_classes:
         raise ModelError(
             f"the model returns {tuple(logits.shape)} for two examples; logits of shape (2, {task.n_classes}) "

@@ -16,6 +16,16 @@ from fedkeep.errors import ModelError
 
 log = logging.getLogger("fedkeep")
 
+_BINARY = (
+    *("BCELoss", "BCEWithLogitsLoss", "SoftMarginLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss", "multilabel_margin_loss"),
+    "multilabel_soft_margin_loss",
+)
+_REGRESSION = (
+    *("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss", "GaussianNLLLoss"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss", "gaussian_nll_loss"),
+)
+
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits [B, C], labels [B] -> one value per example [B]
 
 
@@ -24,6 +34,7 @@ def require_criterion(criterion: Any, n_classes: int, device: torch.device, dtyp
 
     A loss module (`nn.CrossEntropyLoss`) is copied to the device, and its `reduction` becomes "none".
     """
+    _require_one_class_per_example(criterion)
     if isinstance(criterion, nn.Module):
         criterion = _without_reduction(copy.deepcopy(criterion)).to(device=device, dtype=dtype).requires_grad_(False)
     elif isinstance(criterion, type) or not callable(criterion):
@@ -55,6 +66,26 @@ def criterion_name(criterion: Any) -> str:
     if isinstance(criterion, nn.Module):
         return " ".join(repr(criterion).split())
     return str(getattr(criterion, "__qualname__", type(criterion).__qualname__))
+
+
+def _require_one_class_per_example(criterion: Any) -> None:
+    """Raise if a loss of torch's is for other problems than one class per example."""
+    name = type(criterion).__name__ if isinstance(criterion, nn.Module) else getattr(criterion, "__name__", "")
+    known = isinstance(criterion, nn.Module) or getattr(criterion, "__module__", "") == nn.functional.__name__
+    if known and name in _BINARY:
+        raise ModelError(
+            f"the criterion {name} is for one logit or several labels per example; fedkeep supports one class per "
+            "example: for two classes wrap the model as fedkeep.models.two_logits(model) and use the default criterion",
+            key="criterion",
+            value=name,
+        )
+    if known and name in _REGRESSION:
+        raise ModelError(
+            f"the criterion {name} is for regression; fedkeep supports one class per example: use the default "
+            "criterion, or one of your own of logits [batch, classes] and labels [batch]",
+            key="criterion",
+            value=name,
+        )
 
 
 def _without_reduction(criterion: nn.Module) -> nn.Module:

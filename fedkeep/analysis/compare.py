@@ -19,6 +19,11 @@ LEVEL = 0.05
 EQUAL = 1e-9  # means closer than this are equal: they differ by rounding only
 MAX_PAIRWISE = 5  # of more groups, each is tested against one, not against every other
 HIGHER_IS_BETTER = {"final": True, "best": True, "smoothed": True, "forgetting": False, "round_forgetting": False}
+_OTHER_METRICS = {  # that comparisons show only if they are chosen
+    **dict.fromkeys(("accuracy", "balanced_accuracy", "macro_precision", "macro_f1", "auc"), True),
+    **dict.fromkeys(("precision", "recall", "f1", "class_auc"), True),
+    **dict.fromkeys(("ece", "bytes", "seconds"), False),
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,15 @@ def rank_groups(groups: Mapping[str, Group]) -> dict[str, dict[str, int]]:
         measure: ranks({n: g.mean[measure] for n, g in groups.items() if _is_comparable(g, measure)}, higher)
         for measure, higher in HIGHER_IS_BETTER.items()
     }
+
+
+def is_higher_better(metric: str) -> bool | None:
+    """Return whether more of a metric is better; None for one of the user's own.
+
+    >>> is_higher_better("macro_f1"), is_higher_better("ece"), is_higher_better("mine")
+    (True, False, None)
+    """
+    return {**_OTHER_METRICS, **HIGHER_IS_BETTER}.get(metric)
 
 
 def ordered(groups: Sequence[Group], measure: str) -> list[Group]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,37 @@ from fedkeep._util.validate import require_number
 from fedkeep.analysis.compare import (
     HIGHER_IS_BETTER,
     comparison_as_data,
-    comparison_as_markdown,
     group_named,
     markdown_text,
     most_accurate_first,
 )
 from fedkeep.analysis.groups import Group
+from fedkeep.analysis.metric_columns import Chosen
 from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.analysis.sentences import sentences
 from fedkeep.errors import FedkeepError
 
 
 def compare(
-    paths: str | Path | Iterable[str | Path], *, against: str | None = None, target: float | None = None
+    paths: str | Path | Iterable[str | Path],
+    *,
+    against: str | None = None,
+    target: float | None = None,
+    metrics: str | Iterable[str] | None = None,
+    sites: str | None = None,
 ) -> Comparison:
     """Compare runs: mean and spread over seeds, ranks and significance tests, as `fedkeep compare` does.
 
     `paths` are run folders, or folders that contain run folders. `against` is the label or method that each group is
-    tested against. With `target`, the rounds to fractions of this accuracy are in the data too, and
-    the bytes to it; those to the baseline's final accuracy by default.
+    tested against. With `target`, the rounds to fractions of this accuracy are in the data too, and the bytes to it;
+    those to the baseline's final accuracy by default. `metrics` are shown instead of the usual columns, such as
+    "macro_f1,auc,recall.0", and `sites` is a metric to show for each owner of test examples.
     """
     if target is not None:
         require_number("target", target, above=0, high=1)
-    return Comparison(read_runs([paths] if isinstance(paths, str | Path) else paths), against, target)
+    runs = read_runs([paths] if isinstance(paths, str | Path) else paths)
+    names = metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics)
+    return Comparison(runs, against, target, Chosen.parse(runs.groups, names, sites, option=""))
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +52,7 @@ class Comparison:
     runs: RunSet
     against: str | None = None
     target: float | None = None
+    chosen: Chosen = field(default_factory=Chosen)
 
     def __post_init__(self) -> None:
         known = any(label_within(problem.groups, self.against) for problem in self.runs.problems)
@@ -62,6 +71,7 @@ class Comparison:
                 "status": group.status,
                 **group.mean,
                 **{f"{measure}_std": spread for measure, spread in group.spread.items()},
+                **{column.key: float(column.values(group).mean()) for column in self.chosen.columns},
             }
             for problem in self.runs.problems
             for group in most_accurate_first(problem.groups)
@@ -82,7 +92,10 @@ class Comparison:
         for problem in self.runs.problems:
             name = label_within(problem.groups, self.against)
             shown = {"found": sentences(problem.groups, name)}
-            problems.append({"title": problem.title, **comparison_as_data(problem.groups, name, self.target), **shown})
+            data = comparison_as_data(problem.groups, name, self.target)
+            for row, group in zip(data["groups"], problem.groups, strict=True):
+                row |= self.chosen.as_data(group)
+            problems.append({"title": problem.title, **data, **shown})
         return {"problems": problems, "left_out": self.runs.left_out_as_data()}
 
     def to_pandas(self) -> Any:
@@ -98,7 +111,7 @@ class Comparison:
         several = len(self.runs.problems) > 1
         return "\n\n".join(
             (f"**{markdown_text(problem.title)}**\n\n" if several else "")
-            + comparison_as_markdown(problem.groups, self.target)
+            + self.chosen.as_markdown(problem.groups, self.target)
             for problem in self.runs.problems
         )
 
@@ -111,10 +124,11 @@ class Comparison:
 
     def _table(self, problem: Any) -> str:
         """Return a problem's groups as lines of text."""
-        headings = ["method", "final %", "best %", "smoothed %", "forgetting", "per round", "runs"]
-        lines = [headings]
+        columns = self.chosen.columns
+        usual = ["final %", "best %", "smoothed %", "forgetting", "per round"]
+        lines = [["method", *([column.head for column in columns] or usual), "runs"]]
         for group in most_accurate_first(problem.groups):
-            cells = [
+            cells = [column.cell(group) for column in columns] or [
                 format_mean(group.mean[measure], group.spread[measure], *((1, 100) if higher else (3, 1)))
                 for measure, higher in HIGHER_IS_BETTER.items()
             ]

@@ -1,9 +1,9 @@
 """Export of runs as one table, written as CSV, or as Parquet with the extra `data`.
 
 Long, the default: a row is one number, `run, method, seed, round, measure, class, client, value, class_name,
-client_name`; class and client are empty where a measure has none, and their names where they are not known. Wide: a row
-is one round, with a column per measure, and per measure and class; measures of single clients are omitted. Numbers that
-do not exist (a class that the test set lacks) have no row.
+client_name, site`; class, client and site are empty where a measure has none, and names where they are not known. Wide:
+a row is one round, with a column per measure, and per measure and class; measures of single clients and sites are
+omitted. Numbers that do not exist (a class that the test set lacks) have no row.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from fedkeep.errors import FedkeepError, RunError
 from fedkeep.runs.files import ROUNDS, write_atomic
 from fedkeep.runs.history import History, Record
 from fedkeep.runs.reading import load_run, read_instruments
+from fedkeep.runs.round_metrics import BY_CLASS, OF_SITE, SCALARS, class_metrics_of, metrics_of, site_rows
 
 log = logging.getLogger("fedkeep")
 
 Row = dict[str, Any]
-COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value", "class_name", "client_name")
+COLUMNS = ("run", "method", "seed", "round", "measure", "class", "client", "value", "class_name", "client_name", "site")
 SUFFIXES = (".csv", ".parquet")
-_TEXT_COLUMNS = ("run", "method", "measure", "class_name", "client_name")
+_TEXT_COLUMNS = ("run", "method", "measure", "class_name", "client_name", "site")
 _INTEGER_COLUMNS = ("seed", "round", "class", "client")
 _SCALARS = ("lr", "train_loss", "test_loss", "epsilon", "bytes_down", "bytes_up", "seconds")
 
@@ -123,16 +124,18 @@ def _rows_of_run(path: Path, name: str) -> list[Row]:
     if not history.records:
         raise RunError(f"{path / ROUNDS} is missing or empty: there is nothing to export", key=ROUNDS, value=str(path))
     check_records(history)
-    about = {"run": name, "method": history.method, "seed": history.about.get("seed"), "class": None, "client": None}
-    return [{**about, **row, **_names(history, row)} for row in _rows(history, path) if np.isfinite(row["value"])]
+    about = {"run": name, "method": history.method, "seed": history.about.get("seed")}
+    empty = dict.fromkeys(("class", "client", "site"))
+    rows = ({**about, **empty, **row} for row in _rows(history, path) if np.isfinite(row["value"]))
+    return [{**row, **_names(history, row)} for row in rows]
 
 
 def _names(history: History, row: Row) -> Row:
     """Return the names of a row's class and client, None where they are not known."""
-    names, c = history.class_names, row.get("class")
+    names, c = history.class_names, row["class"]
     return {
         "class_name": None if names is None or c is None else names[c],
-        "client_name": history.client_names.get(row.get("client", -1)),
+        "client_name": history.client_names.get(row["client"]),
     }
 
 
@@ -141,7 +144,7 @@ def wide_table(paths: Iterable[str | Path], left_out: dict[Path, str] | None = N
     rows: dict[tuple[Any, ...], Row] = {}
     columns = dict.fromkeys(("run", "method", "seed", "round"))
     for number in long_table(paths, left_out):
-        if number["client"] is not None:
+        if number["client"] is not None or number["site"] is not None:
             continue
         key = tuple(number[name] for name in ("run", "method", "seed", "round"))
         row = rows.setdefault(key, dict(zip(("run", "method", "seed", "round"), key, strict=True)))
@@ -158,6 +161,10 @@ def _rows(history: History, path: Path) -> Iterator[Row]:
         yield from _scalar_rows(record)
         if "confusion" in record:
             yield from _global_rows(record, earlier)
+            yield from _metric_rows(record)
+        yield from _own_metric_rows(record)
+        if "sites" in record:
+            yield from _site_rows(record, history)
         if "local" in record:
             yield from _local_rows(history, record["round"], record["round"] in with_anatomy)
     for study in read_instruments(path):
@@ -187,6 +194,37 @@ def _global_rows(record: Record, earlier: list[tuple[int, np.ndarray]]) -> Itera
         yield row("consistency", fg.consistency(pair)[0])
     earlier.append((number, classes))
     yield row("forgetting", fg.forgetting(np.stack([a for _, a in earlier])))
+
+
+def _metric_rows(record: Record) -> Iterator[Row]:
+    """Yield the metrics of one evaluation of the global model, except the accuracies."""
+    number = record["round"]
+    scalars, by_class = metrics_of([record]), class_metrics_of([record])
+    for measure in SCALARS:
+        if measure != "accuracy":
+            yield {"round": number, "measure": measure, "value": float(scalars[measure][0])}
+    for measure in BY_CLASS:
+        if measure != "recall":  # that is the class accuracy
+            for c, value in enumerate(by_class[measure][0]):
+                yield {"round": number, "measure": measure, "class": c, "value": float(value)}
+
+
+def _own_metric_rows(record: Record) -> Iterator[Row]:
+    """Yield the user's metrics, also those that callbacks added to a round that was not evaluated."""
+    for measure, value in record.get("metrics", {}).items():
+        for c, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if one is not None:
+                yield {"round": record["round"], "measure": measure, "class": c, "value": float(one)}
+
+
+def _site_rows(record: Record, history: History) -> Iterator[Row]:
+    """Yield the metrics of the global model on each site's test examples."""
+    for row in site_rows(record, history.site_names, history.client_names):
+        where = {"round": record["round"], "client": row["client"], "site": row["site"]}
+        yield from ({**where, "measure": f"site_{measure}", "value": float(row[measure])} for measure in OF_SITE)
+        for measure in ("precision", "recall", "f1"):
+            for c, value in enumerate(row[measure]):
+                yield {**where, "measure": f"site_{measure}", "class": c, "value": float(value)}
 
 
 def _local_rows(history: History, number: int, with_anatomy: bool) -> Iterator[Row]:

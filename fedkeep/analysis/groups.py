@@ -14,6 +14,7 @@ from fedkeep._util.text import printable
 from fedkeep.analysis.anatomy import Anatomy, anatomies, loss_by_phase
 from fedkeep.analysis.identity import Identity
 from fedkeep.runs.history import History
+from fedkeep.runs.round_metrics import class_metrics_of
 
 Status = Literal["finished", "unfinished", "diverged"]
 FRACTIONS = (0.5, 0.75, 0.95)  # of a target accuracy
@@ -69,6 +70,12 @@ class Run:
     def summary(self) -> dict[str, float]:
         """The measures of `History.summary`."""
         return self.history.summary()
+
+    @cached_property
+    def class_metrics(self) -> dict[str, np.ndarray]:
+        """[C] the metrics of each class in the last evaluated round."""
+        last = [r for r in self.history.records if r["round"] and ("confusion" in r or "hits" in r)][-1:]
+        return {name: table[-1] for name, table in class_metrics_of(last).items()}
 
     @cached_property
     def anatomies(self) -> list[Anatomy]:
@@ -172,7 +179,8 @@ class Group:
         return loss_by_phase(anatomy for run in self.runs for anatomy in run.anatomies)
 
     def _values(self) -> dict[str, list[float]]:
-        return {key: [run.summary[key] for run in self.runs] for key in self.runs[0].summary}
+        keys = dict.fromkeys(key for run in self.runs for key in run.summary)
+        return {key: [run.summary.get(key, float("nan")) for run in self.runs] for key in keys}
 
 
 @dataclass(eq=False)

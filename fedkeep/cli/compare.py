@@ -13,6 +13,7 @@ from fedkeep.cli.options import AsJson, Runs
 
 if TYPE_CHECKING:
     from fedkeep.analysis.groups import Group
+    from fedkeep.analysis.metric_columns import Chosen
     from fedkeep.analysis.run_set import RunSet
 
 
@@ -33,6 +34,20 @@ def compare(
             "until it is reached. Without it, the bytes to the final accuracy of fedavg are shown."
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns to show instead of the usual ones, separated by commas: macro_f1, auc, ece, recall.CLASS, "
+            "metrics of your own, final, ...",
+        ),
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC", help="Also show this metric for each owner of test examples: accuracy, auc, ..."
+        ),
+    ] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
@@ -44,36 +59,48 @@ def compare(
     Example: fedkeep compare runs/ --against fedavg
     """
     from fedkeep.analysis.comparison import Comparison
+    from fedkeep.analysis.metric_columns import Chosen
     from fedkeep.analysis.run_set import read_runs
 
     if target is not None:
         require_number("--target", target, above=0, high=1)
     runs = read_runs(folders)
-    comparison = Comparison(runs, against, target)
+    chosen = Chosen.parse(runs.groups, metrics, sites)
+    comparison = Comparison(runs, against, target, chosen)
     if markdown:
         print(comparison.to_markdown())
     elif as_json:
         print(to_json(comparison.as_data(), indent=2))
     else:
-        show(Console(), runs, against, target)
+        show(Console(), runs, against, target, chosen)
     if runs.incomplete:
         raise typer.Exit(1)
 
 
-def show(console: Console, runs: RunSet, against: str | None = None, target: float | None = None) -> None:
+def show(
+    console: Console,
+    runs: RunSet,
+    against: str | None = None,
+    target: float | None = None,
+    chosen: Chosen | None = None,
+) -> None:
     """Print, for each problem, the table of its groups and the result of the comparison in sentences."""
     for number, problem in enumerate(runs.problems, start=1):
         if len(runs.problems) > 1:
             heading = f"Problem {number} of {len(runs.problems)}: {problem.title}"
             console.print(f"\n{heading}" if number > 1 else heading, style="bold", highlight=False, markup=False)
-        show_problem(console, problem.groups, against, target)
+        show_problem(console, problem.groups, against, target, chosen)
     if len(runs.problems) > 1:
         note = "Results of different problems are not compared with each other."
         console.print(f"\n{note}", highlight=False, markup=False)
 
 
 def show_problem(
-    console: Console, groups: list[Group], against: str | None = None, target: float | None = None
+    console: Console,
+    groups: list[Group],
+    against: str | None = None,
+    target: float | None = None,
+    chosen: Chosen | None = None,
 ) -> None:
     """Print the table of the groups of one problem, the most accurate first, and the comparison in sentences."""
     from fedkeep.analysis.compare import default_target, most_accurate_first
@@ -90,7 +117,12 @@ def show_problem(
     else:
         title = "Mean±standard deviation over runs; number of runs in brackets"
         named = {f"{g.label} [{len(g.runs)}]": g for g in groups}
-    console.print(tables.comparison(title, named))
+    if chosen and chosen.columns:
+        console.print(tables.chosen_metrics(title, named, chosen.columns))
+    else:
+        console.print(tables.comparison(title, named))
+    if chosen and chosen.sites and (by_site := chosen.by_site(groups)):
+        console.print(tables.site_table(chosen.sites, by_site))
     tables.print_personal(console, groups)
     if target is not None:
         console.print(tables.target_table(named, target))

@@ -23,7 +23,8 @@ def export(
         typer.Option("--output", "-o", help="A .csv file, or .parquet (needs the extra data). Default: print CSV."),
     ] = None,
     wide: Annotated[
-        bool, typer.Option("--wide", help="One row per round and one column per measure, without single clients.")
+        bool,
+        typer.Option("--wide", help="One row per round, one column per measure, without single clients and sites."),
     ] = False,
     card: Annotated[
         Path | None,
@@ -38,7 +39,7 @@ def export(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export every number of every round as one table: run, method, seed, round, measure, class, client, value.
+    """Export every number of every round as one table: run, method, seed, round, measure, class, client, value, site.
 
     A run that cannot be read is left out with a warning. Exits with 1 if that run was named itself, and with 2 if no
     run can be read. With --card, write the model of one experiment for others, as the Hugging Face Hub expects it.

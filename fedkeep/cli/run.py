@@ -280,6 +280,7 @@ def _how_to_resume(runs: Path, labels: Collection[str]) -> str:
 
 def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> None:
     from fedkeep.analysis.groups import Group
+    from fedkeep.analysis.metric_columns import own_columns
     from fedkeep.analysis.run_set import read_runs
     from fedkeep.cli import heatmap, tables
     from fedkeep.runs.reading import read_instruments
@@ -295,6 +296,8 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
         console.print(heatmap.heat_map(label, history, min(60, console.width - 14)))
         group = Group.of_histories(history.method, [history])
         console.print(tables.comparison(f"Run in {printable(runs / label)}", {group.label: group}))
+        if columns := own_columns([history]):
+            console.print(tables.chosen_metrics("", {group.label: group}, columns))
         tables.print_personal(console, [group])
     else:
         show(console, read_runs([runs / label for label in histories]))

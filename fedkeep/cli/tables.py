@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedkeep._util.text import format_mean, format_megabytes, format_reached
+from fedkeep._util.text import format_mean, format_megabytes, format_reached, printable
 from fedkeep.analysis.compare import HIGHER_IS_BETTER, rank_groups
 from fedkeep.analysis.groups import FRACTIONS, Group, bytes_to, rounds_to
+from fedkeep.analysis.metric_columns import Column, format_cell, heading, rank_column
 from fedkeep.analysis.personal import measured_groups, personal_columns
 
 HEADS = {
@@ -93,6 +95,35 @@ def comparison(title: str, groups: Mapping[str, Group]) -> MethodTable:
     rows = {name: [cell(name, key) for key in HEADS] for name in groups}
     marks = f"{MARKS[1]} best, {MARKS[2]} second best; " if ranked else ""
     return MethodTable(title, list(HEADS.values()), rows, marks + CAPTION)
+
+
+def chosen_metrics(title: str, groups: Mapping[str, Group], columns: Sequence[Column]) -> MethodTable:
+    """Return the table of methods by name with the columns that the user chose."""
+    places = {column.key: rank_column(column, groups) for column in columns}
+    ranked = any(places.values())
+
+    def cell(name: str, column: Column) -> Text:
+        place = places[column.key].get(name, 0)
+        number = Text(column.cell(groups[name]), style=STYLES.get(place, ""))
+        return number + Text(MARKS.get(place, " " if ranked else ""))  # the space keeps digits in line
+
+    rows = {name: [cell(name, column) for column in columns] for name in groups}
+    unknown = "; -: not recorded" if any(str(cell).strip() == "-" for row in rows.values() for cell in row) else ""
+    marks = f"{MARKS[1]} best, {MARKS[2]} second best; " if ranked else ""
+    return MethodTable(
+        title, [column.head for column in columns], rows, f"{marks}metrics of the last evaluated round{unknown}"
+    )
+
+
+def site_table(metric: str, by_group: Mapping[str, Mapping[str, np.ndarray]]) -> MethodTable:
+    """Return the table of a metric by site; the rows are methods by name."""
+    sites = list(dict.fromkeys(site for values in by_group.values() for site in values))
+    rows = {
+        name: [Text(format_cell(metric, values.get(site, np.array([])))) for site in sites]
+        for name, values in by_group.items()
+    }
+    caption = "of the global model on each site's own test examples, in the last evaluated round"
+    return MethodTable(f"{heading(metric)} by site", [printable(site) for site in sites], rows, caption)
 
 
 def print_personal(console: Console, groups: Sequence[Group]) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation: confusion matrices of the global model and of local models."""
+"""Evaluation of models on test examples: logits, losses, confusion matrices, right predictions by class."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from fedkeep.engine import device
 from fedkeep.engine.distributed import Ranks
 from fedkeep.engine.gpu.images import gather
 from fedkeep.engine.mapping import Each, call_one
+from fedkeep.engine.scores import Scorer
+from fedkeep.metrics import count_pairs
 from fedkeep.runs.history import Record
-from fedkeep.runs.packed import as_table
 from fedkeep.task import Task
 from fedkeep.tree import Tree
 
@@ -47,28 +48,26 @@ def evaluate(
     return confusion, loss
 
 
+@torch.no_grad()
+def logits_and_loss(
+    task: Task, params: Tree, x: Any, y: Tensor, inputs: InputPipeline, chunk: int = EVAL_BATCH
+) -> tuple[Tensor, Tensor]:
+    """Return (logits [N, C], summed loss) of one model on these examples."""
+    logits = torch.empty((len(y), task.n_classes), dtype=task.dtype, device=y.device)
+    loss, at = torch.zeros((), dtype=torch.float64, device=y.device), 0
+    for inputs_part, truth in _in_chunks(x, y, inputs, chunk):
+        z = task.apply(params, inputs_part)
+        logits[at : at + len(truth)] = z
+        loss, at = loss + task.criterion(z, truth).sum(), at + len(truth)
+    return logits, loss
+
+
 def _in_chunks(x: Any, y: Tensor, inputs: InputPipeline, chunk: int) -> Iterator[tuple[Any, Tensor]]:
     """Yield the examples, as the model gets them, and their labels, `chunk` at a time; fewer where texts are long."""
     chunk = min(chunk, x.at_a_time) if isinstance(x, Texts) else chunk
     for start in range(0, len(y), chunk):
         part = slice(start, start + chunk)
         yield gather(x, part, inputs), y[part]
-
-
-def count_pairs(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Return how often each class [B] was predicted as each class [..., B]: [..., true, predicted].
-
-    Counted, not multiplied from one-hot vectors: that takes C^2 operations for every example and model.
-    """
-    models = predicted.reshape(-1, predicted.shape[-1])
-    first = torch.arange(len(models), device=truth.device)[:, None] * classes
-    cells = (first + truth) * classes + models
-    cells, size = cells.reshape(-1), len(models) * classes**2
-    if cells.is_cuda:  # where bincount waits for the device
-        counts = torch.zeros(size, dtype=torch.long, device=cells.device).index_add_(0, cells, torch.ones_like(cells))
-    else:
-        counts = torch.bincount(cells, minlength=size)
-    return counts.reshape(*predicted.shape[:-1], classes, classes)
 
 
 @torch.no_grad()
@@ -98,28 +97,29 @@ class Evaluator:
     inputs: InputPipeline  # without augmentation
     ranks: Ranks
     example_bytes: int
+    scorer: Scorer
 
-    def global_model(self, params: Tree) -> Record:
-        """Return `confusion` and `test_loss` of the global model."""
-        return self.read(self.start(params))
+    def start(self, params: Tree) -> Tree:
+        """Evaluate the global model; every rank has its part of the test set. A GPU may still be at work on return.
 
-    def start(self, params: Tree) -> list[Tree]:
-        """Evaluate the global model; every rank has its part of the test set. A GPU may still be at work on return."""
+        The result is empty on every rank but the first.
+        """
         part = self._own_part()
         x, y = tree.take(self.x, part), self.y[part]
 
         def evaluate_part() -> Tree:
-            confusion, loss = evaluate(self.task, params, x, y, self.inputs, chunk=self.chunk(1))
-            return {"confusion": confusion, "loss": loss}
+            logits, loss = logits_and_loss(self.task, params, x, y, self.inputs, self.chunk(1))
+            return {"logits": logits, "loss": loss}
 
-        return self.ranks.gather(evaluate_part, self.task.device)
-
-    def read(self, parts: list[Tree]) -> Record:
-        """Return the record of what `start` returned; nothing on every rank but the first."""
+        parts = self.ranks.gather(evaluate_part, self.task.device)
         if not parts:
             return {}
-        confusion, loss = (torch.stack([one[key] for one in parts]).sum(0) for key in ("confusion", "loss"))
-        return {"confusion": as_table(confusion.cpu()), "test_loss": float(loss) / len(self.y)}
+        logits, losses = ([one[key] for one in parts] for key in ("logits", "loss"))
+        return self.scorer.start(torch.cat(logits) if len(parts) > 1 else logits[0], torch.stack(losses).sum(0))
+
+    def read(self, scores: Tree, round: int) -> Record:
+        """Return the part of a round's record that `start` computed; nothing on every rank but the first."""
+        return self.scorer.read(scores, round) if scores else {}
 
     def local_models(self, params: Tree, clients: int, each: Each | None) -> Tensor:
         """Return, for each of some stacked models, how many test examples of each class it classifies right: [K, C].

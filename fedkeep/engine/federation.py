@@ -11,6 +11,7 @@ from fedkeep import losses
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.user_metrics import Metrics
 from fedkeep.method import FedAvg
 
 
@@ -24,6 +25,7 @@ class Federation:
     clients: Partition
     settings: Settings
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy
+    metrics: Metrics = None  # the user's own
 
     def __repr__(self) -> str:
         model = type(self.model).__name__

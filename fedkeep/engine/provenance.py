@@ -17,7 +17,10 @@ from fedkeep._util.text_form import TextForm
 from fedkeep._util.version import __version__
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
+from fedkeep.engine.scores import Scorer
 from fedkeep.engine.settings import Settings
+from fedkeep.engine.user_metrics import describe_metric
+from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
 from fedkeep.runs.files import fingerprint
 from fedkeep.task import Task, describe_criterion
@@ -100,8 +103,41 @@ def same_fingerprint(key: str, value: str, made_by: Mapping[str, Any]) -> bool:
     recorded = made_by.get(key, "")
     if key != "criterion" or value == recorded or "cross_entropy" in (value, recorded):
         return bool(value == recorded)
+    return _same_code(value, recorded, made_by)
+
+
+def _same_code(value: str, recorded: str, made_by: Mapping[str, Any]) -> bool:
+    """Return whether NAME#HASH is that of a run; without the hash, if that was made by another version of Python."""
     names_only = "#" not in recorded or not same_python(made_by)
-    return bool(names_only and value.partition("#")[0] == recorded.partition("#")[0])
+    return value == recorded or (names_only and value.partition("#")[0] == recorded.partition("#")[0])
+
+
+def tested(scorer: Scorer) -> dict[str, Any]:
+    """Return what a run records about its test set: the sites, and the user's metrics with a hash of their code."""
+    metrics = {name: describe_metric(metric) for name, metric in scorer.metrics.items()}
+    sites = list(scorer.sites.names) if scorer.sites else None
+    return {"sites": sites, "metrics": metrics or None}
+
+
+def require_same_tests(path: Path, made_by: Mapping[str, Any], scorer: Scorer) -> None:
+    """Raise unless the sites and the user's metrics are those that a run was started with."""
+    now = tested(scorer)
+    if "sites" in made_by and now["sites"] != made_by["sites"]:
+        raise RunError(f"{path} was started with other test_ids", key="test_ids", value=now["sites"])
+    before, metrics = made_by.get("metrics", {}), now["metrics"] or {}
+    if before.keys() != metrics.keys():
+        names = ", ".join(before) or "none"
+        raise RunError(
+            f"{path} was started with other metrics: {names}; pass the same functions as metrics",
+            key="metrics",
+            value=list(metrics),
+            valid=list(before),
+        )
+    for name, value in metrics.items():
+        if not _same_code(value, before[name], made_by):
+            raise RunError(
+                f"the metric {name} is not the one that {path} was started with", key=f"metrics.{name}", value=value
+            )
 
 
 def same_python(made_by: Mapping[str, Any]) -> bool:

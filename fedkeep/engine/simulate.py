@@ -22,6 +22,7 @@ from fedkeep.engine.progress import with_progress
 from fedkeep.engine.settings import Settings, SettingsDict
 from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulation import Callback, Simulation
+from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import RunError
 from fedkeep.method import FedAvg
 from fedkeep.runs.experiment_file import read_experiment, require_settings
@@ -41,6 +42,7 @@ def simulate(
     *,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    metrics: Metrics = None,
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     keep: int | None = None,
@@ -55,9 +57,11 @@ def simulate(
     `model` is any `nn.Module` from inputs to logits, or a name of `fedkeep.models`. `data` is a data set, or a pair or
     dict of DataFrames, Hugging Face or torch data sets to train and to test on, as for `fedkeep.data.load`. `clients`
     is a partition, or any iterable of index arrays. `criterion` is the loss, one value per example; a loss module is
-    taken with reduction="none". The settings are those of `Settings`. A callback is called after every round with the
-    simulation and the round's record; if it has a method `close`, that is called when the run ends, also by an error or
-    Ctrl-C.
+    taken with reduction="none". `metrics` are functions of your own, by name, of all logits and labels of the test set;
+    each returns a number, one per class, or a dict of numbers. The settings are those of `Settings`. A callback is
+    called after every round with the simulation and the round's record, to which it may add: numbers in
+    `record["metrics"]` are shown with the run. If it has a method `close`, that is called when the run ends, also by an
+    error or Ctrl-C.
 
     With `run_dir` the run is written into this folder. If it already contains a run, `resume=True` continues it, or
     loads it if it is finished, and raises if it is another run; `overwrite=True` replaces it. The run is
@@ -73,7 +77,7 @@ def simulate(
     checked = Settings(**cast(Any, settings))
     require_effect(checked.reductions, checked.rounds)
     callbacks = with_progress(callbacks, progress)
-    simulation = Simulation(method, model, require_dataset(data), clients, checked, callbacks, criterion)
+    simulation = Simulation(method, model, require_dataset(data), clients, checked, callbacks, criterion, metrics)
     saving = {"checkpoint_every": checkpoint_every, "keep": keep}
     for name, number in saving.items():
         if number is not None:
@@ -90,7 +94,7 @@ def simulate(
     if resume and simulation.ranks.on_rank0(lambda: is_there(path / EXPERIMENT)):
         if isinstance(model, str):
             model = models.build(model, data.input_shape, data.n_classes, checked.seed)
-        federation = Federation(simulation.method, model, data, simulation.clients, checked, criterion)
+        federation = Federation(simulation.method, model, data, simulation.clients, checked, criterion, metrics)
         return _continue_or_load(path, federation, simulation.callbacks, keep)
     return start(simulation, path, {**saving, "label": label}, overwrite)
 
@@ -98,7 +102,7 @@ def simulate(
 def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) -> Simulation:
     """Return the simulation of a federation, before its first round."""
     f = federation
-    return Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion)
+    return Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion, f.metrics)
 
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any], overwrite: bool = False) -> History:
@@ -114,6 +118,7 @@ def start(simulation: Simulation, path: Path, about: dict[str, Any], overwrite: 
             **_made_by(s),
             **_fingerprints(s),
             **provenance.identity(s.method, s.task, s.data),
+            **provenance.tested(s.evaluator.scorer),
             "model_name": s.model_name,
             **about.get("made_by", {}),
         },
@@ -131,8 +136,10 @@ def _continue_or_load(path: Path, federation: Federation, callbacks: Iterable[Ca
     _require_same_run(path, about, federation)
     if not ranks.on_rank0(lambda: load_run(path, weights=False).finished):
         return continue_run(path, federation, callbacks, keep=keep)
-    history = load_run(path)
-    history.build = restore_simulation(path, about.get("made_by", {}), federation).task.module
+    history, made_by = load_run(path), about.get("made_by", {})
+    simulation = restore_simulation(path, made_by, federation)
+    provenance.require_same_tests(path, made_by, simulation.evaluator.scorer)
+    history.build = simulation.task.module
     return history
 
 
@@ -176,6 +183,9 @@ def continue_run(
     require_settings(path, about)
     made_by = about.get("made_by", {})
     simulation = restore_simulation(path, made_by, federation, callbacks)
+    provenance.require_same_tests(path, made_by, simulation.evaluator.scorer)
+    if "sites" not in made_by:  # its earlier rounds have none
+        simulation.evaluator = replace(simulation.evaluator, scorer=simulation.evaluator.scorer.without_sites)
     simulation.ranks.on_rank0(lambda: provenance.warn_about_changes(path, made_by, _made_by(simulation)))
     return _run_in_folder(simulation, lambda: RunFolder.open(path, keep), from_round)
 

@@ -27,11 +27,13 @@ from fedkeep.engine.local import ClientJob, LocalTraining
 from fedkeep.engine.loop import Loop
 from fedkeep.engine.round_parts import round_part
 from fedkeep.engine.round_plan import RoundPlanner
-from fedkeep.engine.round_record import make_private, record_cohort, record_plan
+from fedkeep.engine.round_record import keep_added, make_private, record_cohort, record_plan
 from fedkeep.engine.round_trainer import RoundResult, RoundTrainer
+from fedkeep.engine.scores import Scorer, Sites
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.trainer import Trainer
+from fedkeep.engine.user_metrics import Metrics, require_metrics
 from fedkeep.errors import Diverged, FedkeepError
 from fedkeep.method import FedAvg, Visit
 from fedkeep.runs.client_store import ClientStore
@@ -64,6 +66,7 @@ class Simulation:
         settings: Settings,
         callbacks: Iterable[Callback] = (),
         criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+        metrics: Metrics = None,
     ) -> None:
         self.method = setup.make_method(method)
         self.data, self.settings = setup.require_dataset(data), settings
@@ -96,11 +99,14 @@ class Simulation:
         sent = server_hooks.broadcast_to(self.method, server, 0)
         self.trainer = Trainer(self.local, self.x, self.y, shared, settings, sent)
         test = (self.x_test, self.y_test, self.eval_inputs)
-        self.evaluator = Evaluator(self.task, *test, self.ranks, example_bytes=tree.nbytes(sample) // 2)
+        own = require_metrics(metrics, data.n_classes)
+        scorer = Scorer(self.y_test, data.n_classes, Sites.of(data, place), own)
+        self.evaluator = Evaluator(self.task, *test, self.ranks, tree.nbytes(sample) // 2, scorer)
         self.round_trainer = RoundTrainer(settings, self.planner, self.trainer, self.evaluator, self.ranks)
         recorded = {**asdict(settings), "engine": self.engine.name}
         history = History(self.method.name, recorded, build=self.task.module, class_names=data.class_names)
         history.client_names = shown_names(self.clients)
+        history.site_names = scorer.sites.names if scorer.sites else ()
         self.state = ServerState(server, history)
         self._begun = self._stop = self._applying = False
 
@@ -194,8 +200,9 @@ class Simulation:
             record["seconds"] = time.perf_counter() - began
             record = dict(self.ranks.on_rank0(functools.partial(dict, record)))
             self.state.round = record["round"]
-            self._record(record)
-            self._stop = bool(self.ranks.on_rank0(functools.partial(self._call_callbacks, record)))
+            self.state.remember(record)
+            self._call_callbacks(record)
+            self._write(record)
             self._applying = False
         return record
 
@@ -237,7 +244,7 @@ class Simulation:
         All of the device's work is started before the first of its results is read, so that a GPU never waits for
         the host in between.
         """
-        plan, server, evaluation = result.plan, self.server, None
+        plan, server, scores = result.plan, self.server, Tree()
         record = record_plan(result)
         if plan.cohort:
             aggregated: list[Tree] = [server]
@@ -248,15 +255,14 @@ class Simulation:
         finite = finite_server(server)
         if self.settings.due(self.settings.eval_every, plan.round):
             with self._numerics(), round_part("test of the global model"):
-                evaluation = self.evaluator.start(global_params(server))
+                scores = self.evaluator.start(global_params(server))
         if plan.cohort:
             with round_part("check for NaN"):
                 self.ranks.on_rank0(result.verify)
                 require_finite_server(plan.round, server, finite)
             self.state.server = server
             record.update(self.ranks.on_rank0(lambda: self._store(result)))
-        if evaluation is not None:
-            record.update(self.evaluator.read(evaluation))
+        record.update(self.evaluator.read(scores, plan.round))
         return make_private(record, self.settings, self.history.records) if self.settings.private else record
 
     def job(self, client: int, number: int) -> ClientJob:
@@ -324,25 +330,32 @@ class Simulation:
         self.state.server = self.ranks.broadcast(self.server, self.task.device)
         self.state.round, self.history.records = self.ranks.on_rank0(lambda: (self.round, self.history.records))
         if not self.history.records:
-            evaluated = self._evaluate()
-            self._record(self.ranks.on_rank0(lambda: {"round": 0, **evaluated}))
+            with self._numerics(), round_part("test of the global model"):
+                scores = self.evaluator.start(self.params)
+            untrained = self.ranks.on_rank0(lambda: {"round": 0, **self.evaluator.read(scores, 0)})
+            self.state.remember(untrained)
+            self._write(untrained)
             self._checkpoint()
 
-    def _evaluate(self) -> Record:
-        with self._numerics(), round_part("test of the global model"):
-            return self.evaluator.global_model(self.params)
-
-    def _record(self, record: Record) -> None:
+    def _write(self, record: Record) -> None:
         with round_part("writing"):
-            self.ranks.on_rank0(lambda: self.state.record(record))
-            if not self.ranks.first:
-                self.state.record(record)
+            self.ranks.on_rank0(lambda: self.state.write(record))
 
-    def _call_callbacks(self, record: Record) -> bool:
-        """Call the callbacks, and return whether one of them has stopped the run."""
-        for callback in self.callbacks:
-            callback(self, record)
-        return self._stop
+    def _call_callbacks(self, record: Record) -> None:
+        """Call the callbacks, on rank 0; they may stop the run, and add to the record before it is written."""
+        if not self.callbacks:
+            return
+
+        def call() -> tuple[bool, Record]:
+            record.setdefault("metrics", {})
+            known = set(record)
+            for callback in self.callbacks:
+                callback(self, record)
+            keep_added(record, known, saved=self.folder is not None)
+            return self._stop, {key: record[key] for key in ("metrics",) if key in record}
+
+        self._stop, added = self.ranks.on_rank0(call)
+        record.update(added)
 
     def _save_last_round(self) -> None:
         """Save the last finished round, because the process is about to end; unless the next one is half applied."""

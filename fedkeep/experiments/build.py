@@ -41,11 +41,12 @@ def load_data_and_clients(experiment: Experiment) -> tuple[Dataset, Partition]:
     return data, clients
 
 
-def build(experiment: Experiment) -> Federation:
-    """Build an experiment's method, model, data, clients and settings."""
+def build(experiment: Experiment, with_metrics: bool = False) -> Federation:
+    """Build an experiment's method, model, data, clients and settings, and the user's metrics if they are needed."""
+    metrics = own_parts.load_metrics(experiment) if with_metrics else None
     data, clients = load_data_and_clients(experiment)
     model = build_network(experiment.model, data.input_shape, data.n_classes, experiment.seed)
-    return Federation(methods.make(experiment.method), model, data, clients, experiment.train)
+    return Federation(methods.make(experiment.method), model, data, clients, experiment.train, metrics=metrics)
 
 
 def build_network(table: Mapping[str, Any], input_shape: Any, n_classes: int, seed: int) -> nn.Module:

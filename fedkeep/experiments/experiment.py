@@ -66,6 +66,7 @@ class Experiment(BaseModel):
     keep: int | None = Field(default=None, ge=1)  # checkpoints; by default 3
     label: str | None = None  # the name of its group in comparisons
     callbacks: list[dict[str, Any]] = Field(default_factory=list)  # of the user's own; they are no part of a result
+    metrics: dict[str, str] = Field(default_factory=dict)  # of the user's own, by name
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any], given: bool = False) -> Experiment:
@@ -167,6 +168,11 @@ class Experiment(BaseModel):
                 )
         return tables
 
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _metrics(cls, given: Any) -> dict[str, str]:
+        return own_parts.metric_names(given)
+
     @field_validator("model")
     @classmethod
     def _model(cls, table: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +238,7 @@ class Experiment(BaseModel):
             "keep": self.keep,
             "label": self.label,
             **({"callbacks": self.callbacks} if self.callbacks else {}),
+            **({"metrics": self.metrics} if self.metrics else {}),
             "method": self.method,
             "model": self.model,
             "data": dict(data),

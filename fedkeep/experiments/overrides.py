@@ -31,6 +31,7 @@ KEYS = [
     "keep",
     "label",
     "callbacks",
+    "metrics",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Parts of an experiment that are not fedkeep's: models, data and callbacks, named `package.module:name`.
+"""Parts of an experiment that are not fedkeep's: models, data, callbacks and metrics, named `package.module:name`.
 
 An installed package may also offer them under a short name, in the entry point groups `fedkeep.models`, `fedkeep.data`
 and `fedkeep.callbacks`. Code is imported only when the user has given its name (`fedkeep._util.own_parts`).
@@ -23,12 +23,12 @@ from fedkeep.data.sources import generated, hub, named
 from fedkeep.engine.simulation import Callback
 from fedkeep.errors import ConfigError
 from fedkeep.experiments.overrides import NAME_KEY, as_table
+from fedkeep.runs.round_metrics import require_metric_name
 
 if TYPE_CHECKING:
     from fedkeep.experiments.experiment import Experiment
 
 GROUPS = {"model": "fedkeep.models", "data": "fedkeep.data", "callbacks": "fedkeep.callbacks"}
-LISTS = ("callbacks", "metrics")  # keys that hold several parts
 # keys of [data] that fedkeep applies to the data set that a function returns, unless the function takes them itself
 SHARED_OPTIONS = (
     "public", "public_ids", "public_alpha", "public_only", "min_per_id", "held_out", "validation", "seed",
@@ -48,13 +48,13 @@ def named_code(tables: Mapping[str, Any]) -> dict[str, str]:
         name = table.get(NAME_KEY[section]) if isinstance(table, dict) else None
         if is_code(section, name):
             found[f"{section}.{NAME_KEY[section]}"] = str(name)
-    for key in LISTS:
-        given = tables.get(key)
-        for number, item in enumerate([given] if isinstance(given, str | dict) else given or []):
-            name = item.get("name") if isinstance(item, dict) else item
-            if is_own_part(name):
-                found[f"{key}.{number}" if number else key] = str(name)
-    return found
+    given = tables.get("callbacks")
+    for number, item in enumerate([given] if isinstance(given, str | dict) else given or []):
+        name = item.get("name") if isinstance(item, dict) else item
+        if is_own_part(name):
+            found[f"callbacks.{number}" if number else "callbacks"] = str(name)
+    metrics = _metrics_by_name(tables.get("metrics"))
+    return found | {f"metrics.{name}": code for name, code in metrics.items() if is_own_part(code)}
 
 
 def is_code(section: str, name: object) -> bool:
@@ -151,10 +151,45 @@ def make_own_callbacks(callbacks: Iterable[Mapping[str, Any]]) -> list[Callback]
     return made
 
 
+def metric_names(given: Any) -> dict[str, str]:
+    """Return metrics as `package.module:function` by name; raise if they are written in another way.
+
+    >>> metric_names(["my_metrics:specificity"])
+    {'specificity': 'my_metrics:specificity'}
+    """
+    if not isinstance(given, Mapping | list | str):
+        message = f"metrics = {format_value(given)}: write a table of names, each with package.module:function"
+        raise ConfigError(message, key="metrics", value=given)
+    metrics = _metrics_by_name(given)
+    for name, code in metrics.items():
+        require_metric_name(name)
+        if not is_own_part(code):
+            raise ConfigError(
+                f"metrics.{name} = {format_value(code)}: write package.module:function",
+                key=f"metrics.{name}",
+                value=code,
+            )
+    return metrics
+
+
+def _metrics_by_name(given: Any) -> dict[str, Any]:
+    """Return metrics by name: a table as it is, a list by the functions' own names."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    listed = given if isinstance(given, list) else [given] if isinstance(given, str) else []
+    return {str(code).rpartition(":")[2]: code for code in listed}
+
+
+def load_metrics(experiment: Experiment) -> dict[str, Callable[..., Any]]:
+    """Import an experiment's metrics and return them by name."""
+    return {name: load_object(code, key=f"metrics.{name}") for name, code in experiment.metrics.items()}
+
+
 def check_parts(experiment: Experiment) -> None:
     """Import the parts that an experiment names; raise if one does not exist or does not take its options."""
     for section, name, options in _parts(experiment):
         load_part(section, name, options)
+    load_metrics(experiment)
 
 
 def code_hashes(experiment: Experiment) -> dict[str, str]:

@@ -20,6 +20,7 @@ from fedkeep.engine.settings import Settings
 from fedkeep.engine.setup import require_dataset
 from fedkeep.engine.simulate import continue_run
 from fedkeep.engine.simulation import Callback
+from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments import own_parts
 from fedkeep.experiments.build import build, build_model
@@ -48,6 +49,7 @@ def resume(
     clients: Partition | Iterable[Any] | None = None,
     callbacks: Iterable[Callback] = (),
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    metrics: Metrics = None,
     from_round: int | None = None,
     trust: str | Iterable[str] = (),
     progress: bool | None = None,
@@ -56,7 +58,8 @@ def resume(
     """Resume an interrupted run. Its final weights are bit for bit those of an uninterrupted run.
 
     A run started from an experiment file needs only its folder. A run started with `simulate` needs the same model,
-    data and clients again, because a file cannot hold them; and the method and the criterion, if they are your own.
+    data and clients again, because a file cannot hold them; and the method, the criterion and the metrics, if they are
+    your own.
     `from_round` goes back to the checkpoint of an earlier round and repeats the later ones. A run that a callback
     stopped is continued to its last round. Code of your own that the run folder names (`package.module:name`) is
     imported only if `trust` has its name, or its module. `rounds` extends the run, finished or not, to more rounds: its
@@ -67,7 +70,7 @@ def resume(
     if rounds is not None:
         extend(path, rounds)
     about = with_own_files(read_experiment(path), path)
-    federation = federation_from_arguments(about, method, model, data, clients, criterion)
+    federation = federation_from_arguments(about, method, model, data, clients, criterion, metrics)
     if federation is None:
         return resume_from_file(path, callbacks, from_round)
     if from_round is None:
@@ -83,6 +86,7 @@ def federation_from_arguments(
     data: Dataset | None,
     clients: Partition | Iterable[Any] | None,
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+    metrics: Metrics = None,
 ) -> Federation | None:
     """Build a run's federation from its experiment file (`about`) and the arguments that a file cannot hold.
 
@@ -96,7 +100,7 @@ def federation_from_arguments(
     data = require_dataset(data)
     clients = Partition.of(clients, len(data.y_train))
     settings = Settings.of({**about["train"], "seed": about["seed"]})
-    return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion)
+    return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion, metrics)
 
 
 def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None) -> History:
@@ -145,7 +149,7 @@ def resume_experiment(
         _require_same_code(experiment, path)
         if from_round is None:
             from_round = distributed.current_ranks().on_rank0(lambda: round_to_repeat(path, experiment.train))
-        return continue_run(path, build(experiment), callbacks, from_round, experiment.keep)
+        return continue_run(path, build(experiment, with_metrics=True), callbacks, from_round, experiment.keep)
     return load_finished(experiment, path)
 
 

@@ -38,7 +38,7 @@ def run(
     if distributed.current_ranks().on_rank0(lambda: _has_no_run(experiment, path)):
         callbacks += make_own_callbacks(experiment.callbacks)
         about = {**experiment.to_dict(), "made_by": {"code": code_hashes(experiment) or None}}
-        return start(make_simulation(build(experiment), callbacks), path, about)
+        return start(make_simulation(build(experiment, with_metrics=True), callbacks), path, about)
     if distributed.current_ranks().on_rank0(lambda: was_stopped(path) and (saved_round(path) or 0) >= (until or 0)):
         return load_finished(experiment, path)
     return resume_experiment(experiment, path, callbacks)

@@ -16,7 +16,7 @@ from fedkeep._util.structure import layer_names, structure_hash
 from fedkeep._util.text import one_line
 from fedkeep.data.texts import Texts
 from fedkeep.engine.device import resolve_device
-from fedkeep.engine.evaluate import count_pairs
+from fedkeep.engine.scores import Scorer
 from fedkeep.errors import DataError, FedkeepError, ModelError
 from fedkeep.flower.examples import read_test_data
 from fedkeep.runs.files import fingerprint
@@ -54,14 +54,15 @@ class ModelTest:
         self.n_classes = self._try()
 
     def run(self, weights: Weights, arrays: Any = None) -> Record:
-        """Return `confusion` and `test_loss`, the mean cross-entropy, of the model with these weights."""
+        """Return the scores of the model with these weights; `test_loss` is the mean cross-entropy."""
         self._load(weights)
-        confusion = torch.zeros((self.n_classes, self.n_classes), dtype=torch.long, device=self.device)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        parts, loss = [], torch.zeros((), dtype=torch.float64, device=self.device)
         for logits, truth in self._batches():
-            confusion += count_pairs(truth, logits.argmax(-1), self.n_classes)
+            parts.append(logits)
             loss += losses.cross_entropy(logits, truth).sum()
-        return {"confusion": as_table(confusion.cpu()), **_finite(float(loss) / len(self.y))}
+        scorer = Scorer(self.y, self.n_classes)
+        record = scorer.read(scorer.start(torch.cat(parts), loss), round=0)
+        return {**record, **_finite(record.pop("test_loss"))}
 
     def about(self) -> dict[str, Any]:
         """Return what identifies model and test data."""

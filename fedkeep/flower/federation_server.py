@@ -21,9 +21,11 @@ from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.data.dataset import Dataset, from_arrays
 from fedkeep.data.labels import require_numbers
 from fedkeep.engine import device, privacy, provenance, server_hooks, setup
-from fedkeep.engine.evaluate import evaluate
+from fedkeep.engine.evaluate import logits_and_loss
+from fedkeep.engine.scores import Scorer, Sites
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.upload_form import upload_form
+from fedkeep.engine.user_metrics import Metrics, require_metrics
 from fedkeep.errors import DataError, FedkeepError, RunError
 from fedkeep.flower import messages
 from fedkeep.method import FedAvg
@@ -31,7 +33,6 @@ from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.files import EXPERIMENT
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History, Record
-from fedkeep.runs.packed import as_table
 from fedkeep.runs.reading import read_experiment
 from fedkeep.runs.releases import RELEASES, Releases
 from fedkeep.runs.server_state import ServerState
@@ -56,6 +57,7 @@ class FederationServer:
     threads: int
     inputs: InputPipeline
     test: tuple[Any, Tensor] | None
+    scorer: Scorer | None  # of the test data
     run: str  # the run's id, under which nodes save their states
     state: ServerState
     resumed_from: int = 0  # the last round that was finished before this process started
@@ -93,7 +95,7 @@ class FederationServer:
     def begin(self) -> None:
         """Record the untrained model, unless the run is resumed."""
         if not self.state.history.records:
-            self.state.record({"round": 0, **self.evaluate()})
+            self.state.record({"round": 0, **self.evaluate(0)})
             self.state.checkpoint()
 
     def start_from(self, weights: Tree) -> None:
@@ -121,20 +123,19 @@ class FederationServer:
         for client in record["cohort"]:
             state.clients.put(client, {}, number)
         if self.settings.due(self.settings.eval_every, number):
-            record.update(self.evaluate())
+            record.update(self.evaluate(number))
         record["seconds"] = time.perf_counter() - began
         state.round = number
         state.record(record)
         state.checkpoint()
 
-    def evaluate(self) -> Record:
-        """Evaluate the global model on the server's test data; without any, return an empty record."""
-        if self.test is None:
+    def evaluate(self, round: int) -> Record:
+        """Evaluate the global model on the server's test data after a round; without any, return an empty record."""
+        if self.test is None or self.scorer is None:
             return {}
-        x, y = self.test
         with device.numerics(self.settings, self.task.device, self.threads):
-            confusion, loss = evaluate(self.task, self.state.params, x, y, self.inputs)
-        return {"confusion": as_table(confusion.cpu()), "test_loss": float(loss) / len(y)}
+            outputs = logits_and_loss(self.task, self.state.params, *self.test, self.inputs)
+            return self.scorer.read(self.scorer.start(*outputs), round)
 
 
 def build_server(
@@ -148,6 +149,7 @@ def build_server(
     criterion: Callable[[Tensor, Tensor], Tensor],
     keep: int | None = None,
     from_round: int | None = None,
+    metrics: Metrics = None,
 ) -> FederationServer:
     """Build the server of a federation; if `run_dir` already contains the same run, resume it.
 
@@ -170,7 +172,9 @@ def build_server(
     if test is not None:
         setup.require_fitting_texts(model, test[0])
         check_forward(task, inputs(tree.take(test[0], torch.zeros(2, dtype=torch.long, device=target))))
+    scorer = _make_scorer(test, data, classes, metrics)
     history = History(method.name, {**asdict(settings), "engine": "flower"}, build=task.module)
+    history.site_names = scorer.sites.names if scorer and scorer.sites else ()
     history.class_names = data.class_names if data else None
     federation = FederationServer(
         method=method,
@@ -181,6 +185,7 @@ def build_server(
         threads=device.threads(settings, task),
         inputs=inputs,
         test=test,
+        scorer=scorer,
         run=secrets.token_hex(16),
         state=ServerState(server_hooks.init_server(method, task, settings), history),
     )
@@ -200,7 +205,7 @@ def _open_folder(
         federation.state.folder = RunFolder.create(path, about)
         federation.releases = Releases(path / RELEASES, federation.run)
         return
-    federation.run = _require_same_run(path, about, federation.method)
+    federation.run = _require_same_run(path, about, federation)
     if federation.settings.private:
         federation.releases = Releases(path / RELEASES, federation.run)
     if federation.state.attach(RunFolder.open(path, keep), ClientStore(), federation.task.device, from_round):
@@ -215,13 +220,13 @@ def _open_folder(
             raise
 
 
-def _require_same_run(path: Path, about: dict[str, Any], method: FedAvg) -> str:
+def _require_same_run(path: Path, about: dict[str, Any], federation: FederationServer) -> str:
     """Return the id of the run in a folder; raise if it is another run than the one described by `about`.
 
     Hyperparameters and settings that an older version did not record have the values of that version.
     """
     saved = read_experiment(path)
-    saved["method"] = {**method.values_before(), **saved["method"]}
+    saved["method"] = {**federation.method.values_before(), **saved["method"]}
     made_by = saved.get("made_by", {})
     if made_by.get("engine") != "flower":
         raise RunError(
@@ -233,6 +238,10 @@ def _require_same_run(path: Path, about: dict[str, Any], method: FedAvg) -> str:
             raise RunError(f"{path} contains a federation with another {key}: choose another run-dir", key=key)
     if made_by["model"] != about["made_by"]["model"]:
         raise RunError(f"{path} contains a federation with another model: choose another run-dir", key="model")
+    if federation.scorer is not None:
+        provenance.require_same_tests(path, made_by, federation.scorer)
+        if "sites" not in made_by:  # its earlier rounds have none
+            federation.scorer = federation.scorer.without_sites
     provenance.warn_about_changes(path, made_by, about["made_by"])
     return str(made_by["run"])
 
@@ -250,6 +259,8 @@ def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str,
     method, settings, task = federation.method, federation.settings, federation.task
     source, normalise = (data.name, data.normalise) if data else ("federation", None)
     made_by = {**provenance.made_by("flower", task, federation.threads), **provenance.identity(method, task, data)}
+    if federation.scorer is not None:
+        made_by |= provenance.tested(federation.scorer)
     if data and data.class_names is not None:
         made_by["class_names"] = list(data.class_names)
     return {
@@ -257,6 +268,18 @@ def _experiment(federation: FederationServer, data: Dataset | None) -> dict[str,
         "checkpoint_every": 1,
         "made_by": {**made_by, "run": federation.run},
     }
+
+
+def _make_scorer(
+    test: tuple[Any, Tensor] | None, data: Dataset | None, n_classes: int, metrics: Metrics
+) -> Scorer | None:
+    """Return what scores the server's test data; None without any, and then there must be no metrics."""
+    own = require_metrics(metrics, n_classes)
+    if test is not None:
+        return Scorer(test[1], n_classes, Sites.of(data, test[1].device), own)
+    if own:
+        raise FedkeepError("metrics need test data on the server: pass a data_fn", key="metrics", value=list(own))
+    return None
 
 
 def _load_data(data_fn: Callable[[], Any] | None) -> Dataset | None:

@@ -25,7 +25,8 @@ from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.flower.class_test import ClassTest
 from fedkeep.flower.observed_run import ObservedRun, describe_run, is_plain
 from fedkeep.flower.strategy_api import Reply, StrategyApi
-from fedkeep.runs.history import Record, hits_of
+from fedkeep.runs.history import Record
+from fedkeep.runs.round_metrics import hits_of
 
 log = logging.getLogger("fedkeep")
 

@@ -26,6 +26,7 @@ from fedkeep._util.validate import require_number, require_whole
 from fedkeep.data import seeds
 from fedkeep.engine import device, privacy, robust, server_hooks
 from fedkeep.engine.settings import SettingsDict
+from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import FedkeepError, MethodError
 from fedkeep.flower import messages, records
 from fedkeep.flower.client_keys import ClientKeys
@@ -70,6 +71,8 @@ class Strategy(RoundLoop):
         Go back to the checkpoint of this round and repeat the later ones.
     criterion
         The loss of logits and labels, per example.
+    metrics
+        Your own metrics of the server's test data, as in `fedkeep.simulate`.
     timeout
         Seconds that a round waits for replies.
     min_replies
@@ -107,6 +110,7 @@ class Strategy(RoundLoop):
         keep: int | None = None,
         from_round: int | None = None,
         criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy,
+        metrics: Metrics = None,
         timeout: float = 600.0,
         min_replies: float | int = 0.5,
         attempts: int = 3,
@@ -140,6 +144,7 @@ class Strategy(RoundLoop):
             criterion=criterion,
             keep=keep,
             from_round=from_round,
+            metrics=metrics,
         )
         self.nodes = Nodes(num_clients, patience, keys)
         self.trial = Trial(self.federation, self.limits, trains=None if trial else False)

@@ -19,8 +19,8 @@ class Every:
     """A callback that analyses a run after every n-th round and after the last round.
 
     It trains the next round as a trial, so an analysed round takes about twice as long; `recoverable` and `personal`
-    need no trial. The run's results do not change. A round's record is already written when callbacks are called. The
-    results are therefore in `values` and, if the run has a folder, in `instruments.jsonl`, one line per analysed round.
+    need no trial. The run's results do not change. They are in `values` and, if the run has a folder, in
+    `instruments.jsonl`, one line per analysed round.
 
         instruments = fk.instruments.Every(10, "divergence,alignment")
         fk.simulate(..., callbacks=[instruments])

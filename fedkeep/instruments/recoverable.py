@@ -17,10 +17,11 @@ from fedkeep import forgetting, tree
 from fedkeep.analysis.recoverable import PUBLIC, STUDY, TEST_HALF, Course
 from fedkeep.engine import device
 from fedkeep.engine.class_bias import fit_class_bias
-from fedkeep.engine.evaluate import EVAL_BATCH, count_pairs
+from fedkeep.engine.evaluate import EVAL_BATCH
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError
 from fedkeep.instruments.options import Options, Result
+from fedkeep.metrics import count_pairs
 from fedkeep.server_training import logits
 
 

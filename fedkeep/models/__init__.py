@@ -19,6 +19,7 @@ from fedkeep.models.norm import to_group_norm
 from fedkeep.models.pretrained import transformer
 from fedkeep.models.resnet import resnet8, resnet10, resnet18, resnet50, resnet56
 from fedkeep.models.text import bag, small_transformer
+from fedkeep.models.two_logits import two_logits
 
 __all__ = [
     "REGISTRY",
@@ -40,6 +41,7 @@ __all__ = [
     "small_transformer",
     "to_group_norm",
     "transformer",
+    "two_logits",
 ]
 
 REGISTRY: dict[str, Callable[..., Network]] = {

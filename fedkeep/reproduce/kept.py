@@ -26,8 +26,9 @@ from fedkeep.errors import FedkeepError, RunError
 from fedkeep.reproduce.recorded import kept_studies
 from fedkeep.runs.experiment_file import require_settings
 from fedkeep.runs.files import write_atomic
-from fedkeep.runs.history import History, hits_of
+from fedkeep.runs.history import History
 from fedkeep.runs.reading import settings_of
+from fedkeep.runs.round_metrics import hits_of
 
 SUFFIX = ".jsonl.gz"
 _MAX_BYTES = 256 << 20  # of an uncompressed file

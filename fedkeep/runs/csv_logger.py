@@ -31,7 +31,8 @@ class CSVLogger(RoundLogger):
     """A callback that writes a CSV file with one row per round, row 0 being the untrained model.
 
     The columns are round, accuracy, forgetting, round_forgetting, consistency, the record's numbers (lr, train_loss,
-    test_loss, bytes_down, ...) and the accuracy of each class, class_0, class_1, ... Cells without a value are empty.
+    test_loss, bytes_down, ...), the accuracy of each class, class_0, class_1, ..., and the other metrics (macro_f1,
+    auc, ...), your own too. Cells without a value are empty.
     `file` is by default `log.csv` in the run folder. An existing file is replaced when the run starts or is resumed; a
     resumed run writes its earlier rounds again.
     """
@@ -43,7 +44,8 @@ class CSVLogger(RoundLogger):
 
     def _start(self, simulation: Simulation, rounds: list[RoundRow]) -> None:
         self._path = default_path(simulation, self.file, FILE, "file", "CSVLogger")
-        numbers = [name for _, figures in rounds for name in figures if name.startswith(("test/", "round/"))]
+        names = [name for _, figures in rounds for name in figures]
+        numbers = [name for name in names if name.startswith(("test/", "round/", "metrics/"))]
         self._columns = {
             **_COLUMNS,
             **{name: name.partition("/")[2] for name in numbers},

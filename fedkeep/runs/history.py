@@ -15,21 +15,23 @@ from fedkeep._util.html import Html
 from fedkeep._util.text import printable
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history_html import heat_map_html, history_html
+from fedkeep.runs.round_metrics import RoundMetrics, hits_of, metrics_of
 from fedkeep.tree import Tree
 
 Record = dict[str, Any]
 
 
 @dataclass(repr=False)
-class History:
+class History(RoundMetrics):
     """Run history: one record per round, final weights and derived measures.
 
     A record is a dict: `round`, `lr`, `cohort` (ids), `skipped` (sampled clients without examples),
-    `train_loss`, `bytes_down`, `bytes_up`, `seconds`; if the global model was evaluated, `confusion` [true][predicted]
-    and `test_loss`; if the local models were evaluated, `local`: `hits` by class (of `total`) and `label_counts` for
-    every client; with differential privacy, `epsilon` so far. Tables of more than 1,024 numbers are numpy arrays,
-    others nested lists. Record 0 is the untrained model. Kept runs of tables (`fedkeep.reproduce.kept`) have `hits` and
-    `total` by class instead of `confusion`, and no record 0.
+    `train_loss`, `bytes_down`, `bytes_up`, `seconds`; if the global model was evaluated, `confusion` [true][predicted],
+    `test_loss`, `auc` by class, `ece` and, if the owners of test examples are known, `sites` with counts by class,
+    `auc` and `ece` of each; `metrics` of your own; if the local models were evaluated, `local`: `hits` by class (of
+    `total`) and `label_counts` for every client; with differential privacy, `epsilon` so far. Tables of more than 1,024
+    numbers are numpy arrays, others nested lists. Record 0 is the untrained model. Kept runs of tables
+    (`fedkeep.reproduce.kept`) have `hits` and `total` by class instead of `confusion`, and no record 0.
     """
 
     method: str
@@ -46,6 +48,7 @@ class History:
     instruments: list[dict[str, Any]] = field(default_factory=list)  # what `instruments.Every` wrote into the folder
     class_names: tuple[str, ...] | None = None  # of class 0, 1, ..., where known
     client_names: dict[int, str] = field(default_factory=dict)  # of at most 200 clients, where known
+    site_names: tuple[str, ...] = ()  # of the owners of the test examples, where they are recorded
     verified: bool = True  # whether every file that it was read from has a checksum; False for runs of format 1
 
     @property
@@ -163,8 +166,12 @@ class History:
         }
 
     def summary(self) -> dict[str, float]:
-        """Return final, best and smoothed accuracy, forgetting, mean round forgetting, bytes sent and seconds."""
+        """Return final, best and smoothed accuracy, forgetting, mean round forgetting, bytes sent and seconds.
+
+        Other metrics are those of the last evaluated round, your own too; see docs/metrics.md.
+        """
         accuracy, classes, rounds = self.accuracy, self.class_accuracy, self.rounds
+        last = metrics_of(self._evaluated()[-1:])
         every = len(rounds) > 1 and bool((np.diff(rounds) == 1).all()) and rounds[0] == 1
         return {
             "final": float(accuracy[-1]),
@@ -174,10 +181,11 @@ class History:
             "round_forgetting": float(forgetting.round_forgetting(classes).mean()) if every else float("nan"),
             "bytes": float(sum(r["bytes_down"] + r["bytes_up"] for r in self.records if r["round"])),
             "seconds": float(sum(r["seconds"] for r in self.records if r["round"])),
+            **{key: float(value[-1]) for key, value in last.items() if key != "accuracy"},  # that is `final`
         }
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame, one row per evaluated round: accuracy, losses, bytes, and each class's accuracy.
+        """Return a DataFrame, one row per evaluated round: accuracy, losses, bytes, each class's accuracy, metrics.
 
         The classes' columns are class_0, class_1, ...; `class_names` has their names, where known. Kept runs of tables
         have neither learning rates nor test losses.
@@ -189,9 +197,13 @@ class History:
         keys = ("round", "lr", "train_loss", "test_loss", "bytes_down", "bytes_up", "seconds")
         frame = pd.DataFrame([{key: r[key] for key in keys if key in r} for r in self._evaluated()])
         frame.insert(1, "accuracy", self.accuracy)
-        for c, column in enumerate(self.class_accuracy.T):
-            frame[f"class_{c}"] = column
-        return frame.set_index("round")
+        added = {f"class_{c}": column for c, column in enumerate(self.class_accuracy.T)}
+        metrics = {name: values for name, values in self.metrics().items() if name != "accuracy"}
+        for name, table in self.class_metrics().items():
+            if name != "recall":  # that is the class accuracy
+                metrics |= {f"{name}_{c}": column for c, column in enumerate(table.T)}
+        added |= {name: values for name, values in metrics.items() if not np.isnan(values).all()}
+        return pd.concat([frame, pd.DataFrame(added)], axis=1).set_index("round")
 
     def __repr__(self) -> str:
         reached = self.records[-1]["round"] if self.records else 0
@@ -239,17 +251,3 @@ class History:
 def _divided(hits: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Return the accuracy of each class; NaN for classes without examples."""
     return np.asarray(np.divide(hits, total, out=np.full(hits.shape, np.nan), where=total > 0))
-
-
-def hits_of(record: Record) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many test examples of each class were right in a record, and how many there are, [C] each.
-
-    A record has the confusion matrix, or only its `hits` and their `total`.
-
-    >>> hits_of({"confusion": [[3, 1], [0, 4]]})
-    (array([3, 4]), array([4, 4]))
-    """
-    if "hits" in record:
-        return np.asarray(record["hits"]), np.asarray(record["total"])
-    confusion = np.asarray(record["confusion"])
-    return np.diagonal(confusion), confusion.sum(-1)

@@ -108,6 +108,8 @@ def load_run(path: str | Path, weights: bool = True) -> History:
     table = read_label_counts(path, experiment) or {}
     if "client_names" in table:
         history.client_names = dict(zip(table["ids"], table["client_names"], strict=True))
+    sites = about.get("made_by", {}).get("sites")
+    history.site_names = tuple(map(str, sites)) if isinstance(sites, list) else ()
     history.instruments = read_instruments(path, experiment)
     lines = read_lines(path / ROUNDS, experiment)  # after the checkpoint: a running process writes it last
     if header is not None:

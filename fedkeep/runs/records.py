@@ -103,6 +103,8 @@ def _unpacked(where: str, name: str, record: Record, number: int) -> Record:
             record["confusion"] = _table(record["confusion"])
         if isinstance(local := record.get("local"), dict):
             record["local"] = {key: _table(value) for key, value in local.items()}
+        if isinstance(sites := record.get("sites"), dict):
+            record["sites"] = {key: _table(value) for key, value in sites.items()}
         _require_record(record)
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(where, name, f"its record is incomplete or invalid ({error})", number) from error
@@ -125,12 +127,37 @@ def _require_record(record: Record) -> None:
     classes = _shape(record["confusion"], 2)[0] if "confusion" in record else None
     if classes is not None and (_shape(record["confusion"], 2) != (classes, classes) or not classes):
         raise ValueError("the confusion matrix is not square")
+    _require_metrics(record, classes)
     if "local" in record:
         local, clients = record["local"], len(record["cohort"])
         total = _shape(local["total"], 1)
         for key in ("hits", "label_counts"):
             if _shape(local[key], 2) != (clients, *total):
                 raise ValueError(f"local.{key} has another shape")
+
+
+def _require_metrics(record: Record, classes: int | None) -> None:
+    """Raise unless the metrics of a record are numbers, or None where there is none."""
+    own = record.get("metrics", {})
+    numbers_by_class = [value for value in own.values() if isinstance(value, list)]
+    _require_numbers("ece", [record.get("ece")], 1)
+    _require_numbers("metrics", [value for value in own.values() if not isinstance(value, list)])
+    for values in numbers_by_class:
+        _require_numbers("metrics", values)
+    if record.get("auc") is not None:
+        _require_numbers("auc", record["auc"], classes)
+    if "sites" in record:
+        sites, shape = record["sites"], _shape(record["sites"]["examples"], 2)
+        if any(_shape(sites[key], 2) != shape for key in ("predicted", "right")) or shape[1] != classes:
+            raise ValueError("the tables of sites have another shape")
+        for key in ("auc", "ece"):
+            _require_numbers(f"sites.{key}", sites[key], shape[0])
+
+
+def _require_numbers(key: str, values: Any, length: int | None = None) -> None:
+    valid = isinstance(values, list) and all(v is None or isinstance(v, numbers.Real) for v in values)
+    if not valid or (length is not None and len(values) != length):
+        raise ValueError(f"{key} is not a list of {'' if length is None else f'{length} '}numbers")
 
 
 def _shape(table: Any, axes: int) -> tuple[int, ...]:

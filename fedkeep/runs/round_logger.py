@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from fedkeep import forgetting as fg
 from fedkeep._util.json import flatten, without_nan
 from fedkeep.errors import FedkeepError
-from fedkeep.runs.history import Record, hits_of
+from fedkeep.runs.history import Record
+from fedkeep.runs.round_metrics import SCALARS, hits_of, metrics_of
 
 if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation
@@ -38,7 +40,9 @@ class RoundFigures:
     def add(self, record: Record) -> dict[str, float]:
         """Return the figures of the next round; those that do not exist (NaN) are left out."""
         figures = {f"round/{key}": float(value) for key, value in record.items() if _is_number(value)}
-        figures.pop("round/round", None)
+        for key in ("round", "ece"):  # the error is one of the metrics
+            figures.pop(f"round/{key}", None)
+        figures |= {f"metrics/{name}": value for name, value in _own_metrics(record)}
         if "confusion" in record or "hits" in record:
             figures |= self._tested(record)
         return {name: value for name, value in figures.items() if not math.isnan(value)}
@@ -46,7 +50,8 @@ class RoundFigures:
     def _tested(self, record: Record) -> dict[str, float]:
         hits, total = hits_of(record)
         classes = np.divide(hits, total, out=np.full(len(total), np.nan), where=total > 0)
-        figures = {"test/accuracy": float(hits.sum() / total.sum())}
+        metrics = metrics_of([record])
+        figures = {f"test/{name}": float(metrics[name][0]) for name in SCALARS}
         figures |= {f"class_accuracy/{c}": float(a) for c, a in enumerate(classes)}
         if record["round"] == 0:
             return figures
@@ -120,6 +125,15 @@ def describe_run(simulation: Simulation) -> dict[str, Any]:
         "train": simulation.history.settings,
     }
     return {key: value for key, value in flatten(without_nan(about)).items() if value is not None}
+
+
+def _own_metrics(record: Record) -> Iterator[tuple[str, float]]:
+    """Yield the user's metrics, those of classes as NAME_CLASS."""
+    for name, value in record.get("metrics", {}).items():
+        if _is_number(value):
+            yield name, float(value)
+        elif isinstance(value, list):
+            yield from ((f"{name}_{c}", float(one)) for c, one in enumerate(value) if one is not None)
 
 
 def _is_number(value: Any) -> bool:

@@ -72,8 +72,16 @@ class ServerState:
 
     def record(self, record: Record) -> None:
         """Add a round's record to the history and to the folder."""
+        self.remember(record)
+        self.write(record)
+
+    def remember(self, record: Record) -> None:
+        """Add a round's record to the history."""
         self.history.records.append(record)
         self.history.params = self.params
+
+    def write(self, record: Record) -> None:
+        """Add a round's record to the folder, if there is one."""
         if self.folder is not None:
             self.folder.append(record)
 

@@ -25,6 +25,7 @@ from fedkeep.engine.evaluate import EVAL_BATCH, Evaluator
 from fedkeep.engine.gpu.deferred import Deferred, Pending
 from fedkeep.engine.gpu.layers import use_kernels, vmap_with_kernels
 from fedkeep.engine.mapping import call_one, map_clients
+from fedkeep.engine.scores import Scorer
 from fedkeep.engine.setup import image_size
 from fedkeep.errors import MethodError, ModelError
 from fedkeep.method import FedAvg
@@ -187,7 +188,8 @@ def test_the_evaluation_batch_is_the_same_for_any_number_of_models_and_ranks() -
     def evaluator(rank: int, size: int) -> Evaluator:
         ranks = Ranks()
         ranks.__dict__.update(rank=rank, size=size)
-        return Evaluator(simulation.task, x, y, simulation.eval_inputs, ranks, example_bytes=8)
+        scorer = Scorer(y, simulation.task.n_classes)
+        return Evaluator(simulation.task, x, y, simulation.eval_inputs, ranks, example_bytes=8, scorer=scorer)
 
     parts = [evaluator(rank, 4)._own_part() for rank in range(4)]
     assert sorted(k for part in parts for k in range(n)[part]) == list(range(n))
@@ -196,7 +198,7 @@ def test_the_evaluation_batch_is_the_same_for_any_number_of_models_and_ranks() -
     stack = tree.map(lambda w: w.expand(3, *w.shape), simulation.params)
     hits = whole.local_models(stack, 3, map_clients)
     assert torch.equal(hits, whole.local_models(stack, 3, None))
-    confusion = torch.as_tensor(np.asarray(whole.global_model(simulation.params)["confusion"]))
+    confusion = torch.as_tensor(np.asarray(whole.read(whole.start(simulation.params), round=0)["confusion"]))
     assert torch.equal(hits[0], confusion.diagonal())
 
 

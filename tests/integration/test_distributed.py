@@ -81,6 +81,8 @@ def test_three_processes_equal_the_loop(shared_runs: Path, name: str) -> None:
     assert gap(alone.server, server) < 1e-12
     for mine, theirs in zip(alone.history.records, about["records"], strict=True):
         assert theirs["confusion"] == mine["confusion"]
+        assert theirs["auc"] == mine["auc"]
+        assert theirs["ece"] == pytest.approx(mine["ece"], abs=1e-9)
         assert theirs.get("cohort") == mine.get("cohort")
         assert theirs.get("bytes_up") == mine.get("bytes_up")
         assert theirs.get("local") == mine.get("local")

@@ -21,6 +21,7 @@ import fedkeep as fk
 from fedkeep import tree
 from fedkeep._util import own_parts
 from fedkeep.cli.app import app
+from fedkeep.runs.round_metrics import BY_CLASS, SCALARS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -179,6 +180,13 @@ def test_the_profiling_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run_page("profiling.md", tmp_path)
     assert (tmp_path / "trace.json.gz").exists()
     assert list((tmp_path / "runs").glob("*/trace.json.gz"))
+
+
+def test_the_metrics_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("metrics.md", tmp_path)
+    text = (DOCS / "metrics.md").read_text()
+    assert [name for name in (*SCALARS, *BY_CLASS) if f"| `{name}`" not in text] == []
 
 
 def test_the_page_on_migration_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

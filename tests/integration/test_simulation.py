@@ -633,6 +633,7 @@ def test_ten_lines_from_python() -> None:
     assert history.class_accuracy.shape == (3, 10)
     assert set(history.summary()) == {
         "final", "best", "smoothed", "forgetting", "round_forgetting", "bytes", "seconds",
+        "balanced_accuracy", "macro_precision", "macro_f1", "auc", "ece",
     }  # fmt: skip
     frame = history.to_pandas()
     assert frame.index.tolist() == [1, 2, 3]

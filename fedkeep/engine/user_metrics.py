@@ -1,0 +1,146 @@
+"""The user's own metrics: functions of all logits [N, C] and labels [N] of the test set.
+
+A metric returns a number, one number per class, or a dict of numbers. It is tried on made-up examples before the first
+round, and called on the CPU after every evaluation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep._util.own_parts import load_object, trust
+from fedkeep._util.structure import structure_hash
+from fedkeep._util.text import one_line
+from fedkeep.errors import FedkeepError
+from fedkeep.runs.round_metrics import require_metric_name, to_metric_value
+
+log = logging.getLogger("fedkeep")
+
+Metric = Callable[[Tensor, Tensor], Any]
+Metrics = Mapping[str, Metric | str] | Iterable[Metric | str] | None  # as the user gives them
+Value = float | list[float | None] | None
+_FORMS = "a number, one number per class, or a dict of numbers"
+
+
+class _WrongValueError(TypeError):
+    """A metric returned something else than numbers."""
+
+
+def require_metrics(given: Any, n_classes: int) -> dict[str, Metric]:
+    """Return metrics by name, each tried on two examples of every class; raise if one cannot be used.
+
+    They are given as a dict of functions, or as functions that go by their own names. A function may also be named, as
+    `package.module:function`.
+    """
+    metrics = {name: _load(name, metric) for name, metric in _by_name(given).items()}
+    z, y = _trial_examples(n_classes)
+    for name, metric in metrics.items():
+        try:
+            values = _call(name, metric, z, y)
+        except Exception as error:
+            raise _unusable(
+                name, f"fails on logits {tuple(z.shape)} and labels {tuple(y.shape)}: {_reason(error)}"
+            ) from error
+        for key, value in values.items():
+            if any(number is None for number in (value if isinstance(value, list) else [value])):
+                raise _unusable(key, f"is NaN or infinite on {len(y)} examples, two of each class, half of them right")
+    return metrics
+
+
+def evaluate_metrics(metrics: Mapping[str, Metric], logits: Tensor, y: Tensor, round: int) -> dict[str, Value]:
+    """Return what the metrics are for the logits of a round's global model; NaN becomes None.
+
+    A metric that fails is left out with a warning; before the first round it raises.
+    """
+    values: dict[str, Value] = {}
+    for name, metric in metrics.items():
+        try:
+            values |= _call(name, metric, logits, y)
+        except Exception as error:
+            if round == 0:
+                raise _unusable(name, f"fails on the test set: {_reason(error)}") from error
+            log.warning("round %d: the metric %s failed and is not recorded: %s", round, name, _reason(error))
+    return values
+
+
+def describe_metric(metric: Metric) -> str:
+    """Return the name of a metric's function, and a hash of what it computes."""
+    name = getattr(metric, "__qualname__", type(metric).__qualname__)
+    return f"{name}#{structure_hash(metric)}"
+
+
+def _by_name(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        metrics = dict(given)
+    else:
+        listed = [given] if callable(given) or isinstance(given, str) else given
+        if not isinstance(listed, Iterable):
+            raise FedkeepError(
+                f"metrics must be a dict of functions by name, not {given!r}", key="metrics", value=given
+            )
+        metrics = {}
+        for metric in listed:
+            name = metric.rpartition(":")[2] if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
+            if name in metrics:
+                raise FedkeepError(f"two metrics are called {name}: give metrics as a dict", key="metrics", value=name)
+            metrics[name] = metric
+    for name in metrics:
+        require_metric_name(name)
+    return metrics
+
+
+def _load(name: str, metric: Any) -> Metric:
+    if isinstance(metric, str):
+        trust([metric])  # the user has named it, in Python
+        metric = load_object(metric, key=f"metrics.{name}", error=FedkeepError)
+    if isinstance(metric, type) or not callable(metric):
+        raise _unusable(name, f"must be a function (logits, labels) -> {_FORMS}, not {metric!r}")
+    return metric  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _call(name: str, metric: Metric, logits: Tensor, y: Tensor) -> dict[str, Value]:
+    """Return what a metric returns, by name; those of a dict are called NAME_KEY."""
+    z = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    returned = metric(z.clone(), y.clone())  # it may change what it gets
+    if not isinstance(returned, Mapping):
+        return {name: _to_value(returned, z.shape[1])}
+    values = {require_metric_name(f"{name}_{key}"): _to_value(value, 0) for key, value in returned.items()}
+    if not values:
+        raise _WrongValueError("it returns an empty dict")
+    return values
+
+
+def _to_value(value: Any, n_classes: int) -> Value:
+    """Return a number or a list of one number per class; raise if it is anything else."""
+    try:
+        number = to_metric_value(value)
+    except TypeError as error:
+        raise _WrongValueError(f"it must return {_FORMS}, not {error}") from None
+    if isinstance(number, list) and len(number) != n_classes:
+        found = f"a dict with {len(number)} numbers in one entry" if not n_classes else f"{len(number)} numbers"
+        raise _WrongValueError(f"it must return {_FORMS}, not {found}")
+    return number
+
+
+def _trial_examples(n_classes: int) -> tuple[Tensor, Tensor]:
+    """Return logits and labels of two examples of each class: one classified right, and one as the next class."""
+    y = torch.arange(n_classes).repeat(2)
+    predicted = torch.cat([y[:n_classes], (y[n_classes:] + 1) % n_classes])
+    noise = torch.linspace(0, 40, len(y) * n_classes).sin().reshape(len(y), n_classes)
+    return noise + 3 * torch.nn.functional.one_hot(predicted, n_classes), y
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, _WrongValueError) else f"{type(error).__name__}: {one_line(error)}"
+
+
+def _unusable(name: str, why: str) -> FedkeepError:
+    return FedkeepError(f"the metric {name} {why}", key=f"metrics.{name}")
