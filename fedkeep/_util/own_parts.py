@@ -21,6 +21,7 @@ from fedkeep._util.text import did_you_mean, format_value, one_line
 from fedkeep.errors import ConfigError, FedkeepError, UntrustedCode
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_IN_RUN_FOLDER = "rounds.jsonl"
 _trusted: set[str] = set()  # names and modules that the user has given
 
 
@@ -133,9 +134,9 @@ def _with_place(error: Exception) -> str:
 
 
 def import_from(folder: Path) -> None:
-    """Let modules in a folder be imported, as Python does for the folder of a script."""
+    """Let modules in a folder be imported, as Python does for the folder of a script; those in a run folder never."""
     path = os.path.abspath(folder)
-    if path not in sys.path:
+    if path not in sys.path and not os.path.exists(os.path.join(path, _IN_RUN_FOLDER)):
         sys.path.insert(0, path)
         importlib.invalidate_caches()
 

@@ -157,16 +157,7 @@ class Experiment(BaseModel):
     @field_validator("callbacks", mode="before")
     @classmethod
     def _callbacks(cls, given: Any) -> list[dict[str, Any]]:
-        several = given if isinstance(given, list) else [given]
-        tables = [{"name": each} if isinstance(each, str) else each for each in several]
-        for table in tables:
-            if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-                raise ConfigError(
-                    f"callbacks has {format_value(table)}: write a list of package.module:name, or of tables with name",
-                    key="callbacks",
-                    value=table,
-                )
-        return tables
+        return own_parts.parse_callbacks(given)
 
     @field_validator("metrics", mode="before")
     @classmethod

@@ -133,6 +133,20 @@ def load_own_data(table: Mapping[str, Any], seed: int) -> Dataset:
     return load(data, **shared)
 
 
+def parse_callbacks(given: Any) -> list[dict[str, Any]]:
+    """Return the callbacks of an experiment as tables; each may be given by its name alone."""
+    several = given if isinstance(given, list) else [given]
+    tables = [{"name": each} if isinstance(each, str) else each for each in several]
+    for table in tables:
+        if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+            raise ConfigError(
+                f"callbacks has {format_value(table)}: write a list of package.module:name, or of tables with name",
+                key="callbacks",
+                value=table,
+            )
+    return tables
+
+
 def make_own_callbacks(callbacks: Iterable[Mapping[str, Any]]) -> list[Callback]:
     """Return new callbacks: what each function returns, or an instance of each class."""
     made = []

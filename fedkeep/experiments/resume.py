@@ -127,7 +127,7 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round:
         raise error.converted(
             ConfigError,
             f"{path} cannot be resumed from its file alone ({error}); resume it from Python: "
-            "fedkeep.resume(run_dir, method=..., model=..., data=..., clients=...)",
+            "fedkeep.resume(run_dir, method=..., model=..., data=..., clients=...), or simulate(..., resume=True)",
         ) from error
     return resume_experiment(experiment, path, callbacks, from_round)
 

@@ -14,6 +14,7 @@ from support.errors import raises
 
 import fedkeep as fk
 from fedkeep._util import own_parts
+from fedkeep.cli.options import confirm_code
 from fedkeep.errors import ConfigError, FedkeepError, UntrustedCode
 from fedkeep.experiments.experiment import Experiment, read
 from fedkeep.experiments.overrides import override
@@ -87,6 +88,7 @@ def run_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run(Experiment.load(folder / "my.toml"), tmp_path / "run")
     (folder / "imports.txt").unlink()
     sys.modules.pop("parts_of_mine")
+    sys.path.remove(str(folder))
     monkeypatch.setattr(own_parts, "_trusted", set())
     return tmp_path / "run"
 
@@ -179,6 +181,14 @@ def test_installed_packages_offer_parts_under_short_names(folder: Path, monkeypa
 # Safety
 
 
+def test_a_module_in_a_run_folder_is_not_imported_even_from_within(folder: Path, run_folder: Path) -> None:
+    shutil.copy(folder / "parts_of_mine.py", run_folder)
+    done = fedkeep("analyse", ".", "--trust", "parts_of_mine", cwd=run_folder)
+    assert done.returncode == 2
+    assert "there is no module parts_of_mine" in done.stderr
+    assert not (run_folder / "imports.txt").exists()
+
+
 def test_reading_a_run_imports_nothing(folder: Path, run_folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "parts_of_mine.py", run_folder)  # it must not be found there either
     for command in (["compare"], ["report"], ["export"], ["plot"], ["resume"]):  # a finished run is shown
@@ -243,3 +253,20 @@ def test_a_run_is_not_resumed_with_another_model_of_the_same_name(folder: Path, 
     own_parts.import_from(folder)
     with raises(ConfigError, "model.name", mentions=["parts_of_mine:net"]):
         fk.resume(run_folder, from_round=0, trust="parts_of_mine")
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_terminal_asks_about_code_that_a_run_folder_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: bool
+) -> None:
+    asked: list[str] = []
+    for stream in ("stdin", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda text, err: asked.append(text) or answer)
+    about = {"model": {"name": "parts_of_mine:net"}, "callbacks": [{"name": "others:Log\x1b"}, {"name": "others:Log"}]}
+    confirm_code(about, ["others:Log"])
+    confirm_code(about, [])
+    assert len(asked) == (1 if answer else 2)
+    assert "parts_of_mine:net" in asked[0]
+    assert "others" not in asked[0]
+    assert own_parts.is_trusted("parts_of_mine:net") == answer
