@@ -20,6 +20,7 @@ MODULES = {
     "fedkeep.models": "Models",
     "fedkeep.methods": "Methods",
     "fedkeep.forgetting": "Measures of forgetting",
+    "fedkeep.metrics": "Metrics",
     "fedkeep.instruments": "Studies of models",
     "fedkeep.runs.tensorboard": "TensorBoard",
     "fedkeep.flower": "Federations on Flower",

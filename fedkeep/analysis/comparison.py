@@ -17,6 +17,7 @@ from fedkeep.analysis.compare import (
     most_accurate_first,
 )
 from fedkeep.analysis.groups import Group
+from fedkeep.analysis.html import left_out_html, problem_html
 from fedkeep.analysis.metric_columns import Chosen
 from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.analysis.sentences import sentences
@@ -117,6 +118,13 @@ class Comparison:
 
     def __repr__(self) -> str:
         return "\n\n".join(["\n\n".join(map(self._table, self.runs.problems)), *self._end()])
+
+    def _repr_html_(self) -> str:
+        shown = [
+            problem_html(problem, label_within(problem.groups, self.against), self.chosen.columns)
+            for problem in self.runs.problems
+        ]
+        return "".join([*shown, left_out_html(self.runs)])
 
     def _end(self) -> list[str]:
         left_out = [f"{each['run']} is left out: {each['reason']}" for each in self.runs.left_out_as_data()]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from fedkeep._util import html
 from fedkeep._util.text import format_mean
-from fedkeep.analysis.compare import HIGHER_IS_BETTER, rank_groups
+from fedkeep.analysis.compare import HIGHER_IS_BETTER, most_accurate_first, rank_groups
 from fedkeep.analysis.groups import Group, Problem
+from fedkeep.analysis.metric_columns import Column, rank_column
 from fedkeep.analysis.sentences import sentences
 
 if TYPE_CHECKING:
@@ -26,30 +27,53 @@ _MARKS = {1: " ¹", 2: " ²"}
 
 def run_set_html(runs: RunSet) -> str:
     """Return the comparison of runs for a notebook; problems are shown one below the other."""
-    left_out = [html.paragraph(f"left out: {one['run']}: {one['reason']}") for one in runs.left_out_as_data()]
-    return "".join([*(problem_html(problem) for problem in runs.problems), *left_out])
+    return "".join([*map(problem_html, runs.problems), left_out_html(runs)])
 
 
-def problem_html(problem: Problem, against: str | None = None) -> str:
-    """Return the table of the groups of one problem, and the result of their comparison in sentences."""
-    groups, found = problem.groups, sentences(problem.groups, against)
+def left_out_html(runs: RunSet) -> str:
+    """Return which runs could not be used, and why."""
+    return "".join(html.paragraph(f"left out: {one['run']}: {one['reason']}") for one in runs.left_out_as_data())
+
+
+def problem_html(problem: Problem, against: str | None = None, columns: Sequence[Column] = ()) -> str:
+    """Return the table of the groups of one problem, and the result of their comparison in sentences.
+
+    `columns` are shown instead of the usual ones.
+    """
+    groups, found = most_accurate_first(problem.groups), sentences(problem.groups, against)
     numbers = {len(group.runs) for group in groups}
     title = problem.title or "Comparison"
     over = "" if numbers == {1} else ", mean±standard deviation over runs"
-    return html.block(f"{title}{over}", html.table(_columns(groups)), _legend(groups), *map(html.paragraph, found))
+    table = html.table(_chosen_columns(groups, columns) if columns else _usual_columns(groups))
+    return html.block(f"{title}{over}", table, _legend(groups), *map(html.paragraph, found))
 
 
-def _columns(groups: Sequence[Group]) -> dict[str, list[str]]:
+def _first_columns(groups: Sequence[Group]) -> dict[str, list[str]]:
+    return {"method": [group.label for group in groups], "runs": [str(len(group.runs)) for group in groups]}
+
+
+def _chosen_columns(groups: Sequence[Group], columns: Sequence[Column]) -> dict[str, list[str]]:
+    named = {group.label: group for group in groups}
+    shown = _first_columns(groups)
+    for column in columns:
+        places = rank_column(column, named)
+        shown[column.head] = [
+            column.cell(group) + _MARKS.get(places.get(label, 0), "") for label, group in named.items()
+        ]
+    return shown
+
+
+def _usual_columns(groups: Sequence[Group]) -> dict[str, list[str]]:
     places = rank_groups({group.label: group for group in groups})
-    columns = {"method": [group.label for group in groups], "runs": [str(len(group.runs)) for group in groups]}
+    shown = _first_columns(groups)
     for key, head in _HEADS.items():
         digits, scale = (1, 100) if HIGHER_IS_BETTER[key] else (3, 1)
-        columns[head] = [
+        shown[head] = [
             format_mean(group.mean[key], group.spread[key], digits, scale)
             + _MARKS.get(places[key].get(group.label, 0), "")
             for group in groups
         ]
-    return columns | {
+    return shown | {
         "MB": [f"{group.mean['bytes'] / 1e6:.1f}" for group in groups],
         "s": [f"{group.mean['seconds']:.1f}" for group in groups],
     }

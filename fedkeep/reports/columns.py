@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeep._util.text import clip, format_mean, format_megabytes, format_reached, printable
-from fedkeep.analysis.compare import HIGHER_IS_BETTER, Difference, default_target, rank_groups
+from fedkeep.analysis.compare import HIGHER_IS_BETTER, Difference, default_target, is_higher_better, rank_groups
 from fedkeep.analysis.groups import Group, bytes_to
 
 NONE = "\N{EN DASH}"  # no value
@@ -34,7 +34,12 @@ MEASURES = (
     Column("smoothed", "smoothed %", "moving average", 100, 1),
     Column("forgetting", "forgetting", "best earlier minus final accuracy, mean over classes (FedNTD, eq. 5)"),
     Column("round_forgetting", "per round", "accuracy lost from one round to the next, gains ignored (Flashback)"),
+    Column("balanced_accuracy", "balanced %", "mean of the classes' accuracies in the last round", 100, 1),
+    Column("macro_f1", "macro F1 %", "mean over classes", 100, 1),
+    Column("auc", "AUC", "one class against the rest, mean over classes"),
+    Column("ece", "ECE", "expected calibration error"),
 )
+_NOT_SHOWN = ("macro_precision",)  # on the page; in `fedkeep compare --metrics` and exports it is
 COSTS = (
     Column("bytes", "MB", "total communication", 1e-6, 1, spread=False),
     Column("seconds", "seconds", "per run", 1, 1, spread=False),
@@ -51,10 +56,11 @@ def table_columns(
     ranks = rank_groups({group.label: group for group in groups})
     known = {column.key for column in (*MEASURES, *COSTS)}
     common = [key for key in groups[0].mean if all(key in group.mean for group in groups)]
-    extra = [Column(key, clip(printable(key.replace("_", " ")), 24)) for key in common if key not in known]
+    hidden = {*known, *_NOT_SHOWN}
+    extra = [Column(key, clip(printable(key.replace("_", " ")), 24)) for key in common if key not in hidden]
     columns = []
     for column in (*MEASURES, *extra):
-        if column.key not in common:
+        if column.key not in common or not _says_more(column.key, groups):
             continue
         columns.append(_measure_column(column, groups, ranks.get(column.key, {})))
         columns += _p_column(column.key, groups, tests, against)
@@ -65,6 +71,14 @@ def table_columns(
     return [*columns, {"key": "runs", "head": "runs", "note": "", "down": True, "cells": runs}]
 
 
+def _says_more(key: str, groups: Sequence[Group]) -> bool:
+    """Return whether a measure is known of some group, and is not the final accuracy under another name."""
+    values = [group.mean[key] for group in groups]
+    if key == "balanced_accuracy":  # the same, if the test set has as many examples of each class
+        return any(abs(value - group.mean["final"]) >= 0.0005 for value, group in zip(values, groups, strict=True))
+    return key in HIGHER_IS_BETTER or not all(math.isnan(value) for value in values)
+
+
 def _measure_column(column: Column, groups: Sequence[Group], ranks: dict[str, int]) -> dict[str, Any]:
     cells: list[Cell] = []
     for group in groups:
@@ -72,7 +86,7 @@ def _measure_column(column: Column, groups: Sequence[Group], ranks: dict[str, in
         text = NONE if math.isnan(mean) else format_mean(mean, spread, column.digits, column.scale)
         cells.append({"text": text, "value": mean, "spread": spread, "best": ranks.get(group.label) == 1})
     about = {"key": column.key, "head": column.head, "note": column.note, "spread": column.spread}
-    return {**about, "down": HIGHER_IS_BETTER.get(column.key, False), "cells": cells}
+    return {**about, "down": bool(is_higher_better(column.key)), "cells": cells}
 
 
 def _p_column(
