@@ -112,7 +112,7 @@ class Comparison:
         several = len(self.runs.problems) > 1
         return "\n\n".join(
             (f"**{markdown_text(problem.title)}**\n\n" if several else "")
-            + self.chosen.as_markdown(problem.groups, self.target)
+            + self.chosen.as_markdown(most_accurate_first(problem.groups), self.target)
             for problem in self.runs.problems
         )
 

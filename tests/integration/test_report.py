@@ -290,12 +290,16 @@ def test_the_table_has_p_values_bytes_to_the_reference_and_measures_of_all_group
     groups = [with_accuracies("fedavg", LOSES, MIDDLING, LOSES), with_accuracies("fedntd", MIDDLING, KEEPS, KEEPS)]
     for g in groups:
         g.mean["macro_f1"], g.spread["macro_f1"] = 0.5, 0.1
+        g.mean["my_metric"], g.spread["my_metric"] = 2.5, 0.5
+        g.mean["ece"] = g.spread["ece"] = float("nan")
     groups[0].mean["only_here"] = 1.0
     [data] = page_data(one_problem(*groups))["problems"]
     columns = {column["key"]: column for column in data["columns"]}
-    assert "only_here" not in columns
-    assert [cell["text"] for cell in columns["macro_f1"]["cells"]] == ["0.500±0.100"] * 2
-    assert columns["macro_f1"]["head"] == "macro f1"
+    assert columns.keys().isdisjoint(["only_here", "ece", "balanced_accuracy"])  # of one group, not known, as final
+    assert [cell["text"] for cell in columns["macro_f1"]["cells"]] == ["50.0±10.0"] * 2
+    assert columns["macro_f1"]["head"] == "macro F1 %"
+    assert [cell["text"] for cell in columns["my_metric"]["cells"]] == ["2.500±0.500"] * 2
+    assert columns["my_metric"]["head"] == "my metric"
     p = {t.measure: t.p_corrected for m in ("final", "forgetting") for t in differences(groups, m)}
     assert [cell["value"] for cell in columns["p_final"]["cells"]] == [p["final"], None]
     assert [cell["value"] for cell in columns["p_forgetting"]["cells"]] == [p["forgetting"], None]
