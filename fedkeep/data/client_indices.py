@@ -57,10 +57,7 @@ class Partition:
 
     def name(self, k: int) -> str:
         """Return the name of one client: its owner, such as a hospital, where known."""
-        if self.owners is None:
-            return f"client {k}"
-        owner = self.owners[k]
-        return owner if isinstance(owner, str) else f"id {owner}"
+        return f"client {k}" if self.owners is None else owner_name(self.owners[k])
 
     @property
     def sizes(self) -> np.ndarray:
@@ -133,6 +130,15 @@ class Partition:
     def from_parts(cls, parts: Sequence[np.ndarray]) -> Partition:
         """Return the partition with one index array per client."""
         return Partition(np.concatenate(parts), np.concatenate([[0], np.cumsum([len(p) for p in parts])]))
+
+
+def owner_name(owner: Any) -> str:
+    """Return what an owner of examples is called; one that is a number needs a word.
+
+    >>> owner_name("Aachen"), owner_name(17)
+    ('Aachen', 'id 17')
+    """
+    return owner if isinstance(owner, str) else f"id {owner}"
 
 
 def _to_indices(client: int, indices: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedkeep import metrics
 from fedkeep._util.json import without_nan
+from fedkeep.data.client_indices import owner_name
 from fedkeep.data.dataset import Dataset
 from fedkeep.engine.user_metrics import Metric, evaluate_metrics
 from fedkeep.runs.history import Record
@@ -33,7 +34,9 @@ class Sites:
         if data is None or data.test_ids is None:
             return None
         owners, index = np.unique(data.test_ids, return_inverse=True)
-        return cls(tuple(map(str, owners)), torch.from_numpy(index).to(device)) if len(owners) <= MAX_SITES else None
+        if len(owners) > MAX_SITES:
+            return None
+        return cls(tuple(map(owner_name, owners)), torch.from_numpy(index).to(device))
 
 
 @dataclass(frozen=True)

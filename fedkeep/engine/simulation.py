@@ -201,7 +201,12 @@ class Simulation:
             record = dict(self.ranks.on_rank0(functools.partial(dict, record)))
             self.state.round = record["round"]
             self.state.remember(record)
-            self._call_callbacks(record)
+            measured = {**record, **{key: dict(record[key]) for key in ("metrics",) if key in record}}
+            try:
+                self._call_callbacks(record)
+            except BaseException:  # the round is complete, whatever becomes of a callback
+                self._write(measured)
+                raise
             self._write(record)
             self._applying = False
         return record

@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeep._util.text import clip, format_mean, format_megabytes, format_reached, printable
-from fedkeep.analysis.compare import HIGHER_IS_BETTER, Difference, default_target, is_higher_better, rank_groups
-from fedkeep.analysis.groups import Group, bytes_to
+import numpy as np
 
+from fedkeep._util.text import clip, format_mean, format_megabytes, format_reached, printable
+from fedkeep.analysis.compare import Difference, default_target, is_higher_better, rank_groups
+from fedkeep.analysis.groups import Group, bytes_to
+from fedkeep.analysis.metric_columns import format_cell, site_values
+from fedkeep.errors import FedkeepError
+
+MAX_SITES = 12  # that fit next to each other
 NONE = "\N{EN DASH}"  # no value
 Cell = dict[str, Any]  # text, value (to sort and export), spread (or None), best
 
@@ -28,18 +33,20 @@ class Column:
     spread: bool = True
 
 
-MEASURES = (
+SUMMARY = (
     Column("final", "final %", "accuracy in the last round", 100, 1),
     Column("best", "best %", "in the best round", 100, 1),
     Column("smoothed", "smoothed %", "moving average", 100, 1),
     Column("forgetting", "forgetting", "best earlier minus final accuracy, mean over classes (FedNTD, eq. 5)"),
     Column("round_forgetting", "per round", "accuracy lost from one round to the next, gains ignored (Flashback)"),
-    Column("balanced_accuracy", "balanced %", "mean of the classes' accuracies in the last round", 100, 1),
+)
+METRICS = (  # of the last evaluated round, in a table of their own
+    Column("balanced_accuracy", "balanced %", "mean of the classes' accuracies", 100, 1),
     Column("macro_f1", "macro F1 %", "mean over classes", 100, 1),
     Column("auc", "AUC", "one class against the rest, mean over classes"),
     Column("ece", "ECE", "expected calibration error"),
 )
-_NOT_SHOWN = ("macro_precision",)  # on the page; in `fedkeep compare --metrics` and exports it is
+_NOT_SHOWN = {"macro_precision"}  # on the page; in `fedkeep compare --metrics` and exports it is
 COSTS = (
     Column("bytes", "MB", "total communication", 1e-6, 1, spread=False),
     Column("seconds", "seconds", "per run", 1, 1, spread=False),
@@ -51,32 +58,54 @@ def table_columns(
 ) -> list[dict[str, Any]]:
     """Return the columns, each with a cell for every group, in their order.
 
-    Measures that only some groups have are left out. Those that the page does not know are shown as they are named.
+    Measures that only some groups have are left out. Metrics of the last evaluated round and accuracies by site are
+    tables of their own, the `part` of a column; the user's own metrics are shown as they are named.
     """
     ranks = rank_groups({group.label: group for group in groups})
-    known = {column.key for column in (*MEASURES, *COSTS)}
+    known = {column.key for column in (*SUMMARY, *METRICS, *COSTS)} | _NOT_SHOWN
     common = [key for key in groups[0].mean if all(key in group.mean for group in groups)]
-    hidden = {*known, *_NOT_SHOWN}
-    extra = [Column(key, clip(printable(key.replace("_", " ")), 24)) for key in common if key not in hidden]
+    extra = [Column(key, clip(printable(key.replace("_", " ")), 24)) for key in common if key not in known]
     columns = []
-    for column in (*MEASURES, *extra):
-        if column.key not in common or not _says_more(column.key, groups):
-            continue
-        columns.append(_measure_column(column, groups, ranks.get(column.key, {})))
-        columns += _p_column(column.key, groups, tests, against)
+    for column in SUMMARY:
+        if column.key in common:
+            columns.append(_measure_column(column, groups, ranks.get(column.key, {})))
+            columns += _p_column(column.key, groups, tests, against)
     target = default_target(groups) if target is None else target
     columns += [_measure_column(column, groups, {}) for column in COSTS if column.key in common]
     columns += [_bytes_column(groups, target)] if target is not None else []
     runs = [{"text": f"{len(group.runs)}", "value": len(group.runs)} for group in groups]
-    return [*columns, {"key": "runs", "head": "runs", "note": "", "down": True, "cells": runs}]
+    columns.append({"key": "runs", "head": "runs", "note": "", "down": True, "cells": runs})
+    shown = [column for column in (*METRICS, *extra) if column.key in common and _says_more(column.key, groups)]
+    columns += [{**_measure_column(column, groups, {}), "part": "metrics"} for column in shown]
+    return [*columns, *_site_columns(groups)]
+
+
+def _site_columns(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return a column for each owner of test examples: the accuracy on these; none if owners are not known."""
+    try:
+        by_group = site_values(groups, "accuracy")
+    except FedkeepError:
+        return []
+    sites = list(dict.fromkeys(site for of_group in by_group.values() for site in of_group))
+    columns = []
+    for number, site in enumerate(sites[:MAX_SITES]):
+        cells: list[Cell] = []
+        for group in groups:
+            values = by_group.get(group.label, {}).get(site, np.array([]))
+            text = format_cell("accuracy", values).replace("-", NONE)
+            mean = float(values.mean()) if len(values) else math.nan
+            cells.append({"text": text, "value": None if math.isnan(mean) else mean, "best": False})
+        about = {"key": f"site_{number}", "head": clip(printable(site), 24), "note": "", "part": "sites"}
+        columns.append({**about, "down": True, "cells": cells})
+    return columns
 
 
 def _says_more(key: str, groups: Sequence[Group]) -> bool:
     """Return whether a measure is known of some group, and is not the final accuracy under another name."""
     values = [group.mean[key] for group in groups]
-    if key == "balanced_accuracy":  # the same, if the test set has as many examples of each class
-        return any(abs(value - group.mean["final"]) >= 0.0005 for value, group in zip(values, groups, strict=True))
-    return key in HIGHER_IS_BETTER or not all(math.isnan(value) for value in values)
+    if key == "balanced_accuracy":  # nearly the same, if the test set has as many examples of each class
+        return any(abs(value - group.mean["final"]) > 0.005 for value, group in zip(values, groups, strict=True))
+    return not all(math.isnan(value) for value in values)
 
 
 def _measure_column(column: Column, groups: Sequence[Group], ranks: dict[str, int]) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def test_the_page_renders_without_errors_or_requests(browser: Browser, page: Pat
     assert len(browser.texts("#curves .plot path")) == 4  # two lines, two bands
     assert len(browser.texts("#drops svg circle")) == 2
     assert len(browser.texts("#split canvas")) == 1
-    assert len(browser.texts("#summary tbody tr")) == 2
+    assert len(browser.texts("#summary .summary tbody tr")) == 2
     assert browser.errors() == []
     assert [url for url in browser.requests() if not url.startswith("data:")] == [page.as_uri()]
     assert browser("performance.getEntriesByType('resource').length") == 0
@@ -186,10 +186,10 @@ def test_a_problem_is_selected_from_the_list(browser: Browser, tmp_path: Path, w
     write([tmp_path / "runs"], tmp_path / "page.html")
     browser.open(tmp_path / "page.html", width)
     assert len(browser.texts("#problems li")) == 2
-    assert len(browser.texts("#summary tbody tr")) == 3
+    assert len(browser.texts("#summary .summary tbody tr")) == 3
     assert browser.texts("#summary td.best") == [], "all are equal"
     browser.find("#problems li:nth-child(2) button").click()
-    assert len(browser.texts("#summary tbody tr")) == 2
+    assert len(browser.texts("#summary .summary tbody tr")) == 2
     assert len(browser.texts("#summary td.best")) == 5
     assert "6 rounds" in browser.find("#problem").text
     assert browser("document.documentElement.scrollWidth <= innerWidth")
@@ -248,7 +248,7 @@ def test_heat_maps_of_the_mean_agree_with_the_bars(browser: Browser, page: Path)
 
 def test_the_table_can_be_sorted_by_any_column(browser: Browser, page: Path) -> None:
     browser.open(page)
-    names = lambda: browser.texts("#summary tbody td:first-child")  # noqa: E731
+    names = lambda: browser.texts("#summary .summary tbody td:first-child")  # noqa: E731
     assert names() == ["FedNTD", "FedAvg"]  # by forgetting, least first
     for key, sorts in [
         ("label", ["FedAvg", "FedNTD"]),
@@ -353,12 +353,12 @@ def test_a_method_can_be_hidden_on_the_whole_page(browser: Browser, page: Path) 
     chip(2).send_keys("\ue007")  # Enter: hide FedAvg
     assert chip(2).get_attribute("aria-pressed") == "false"
     assert len(browser.texts("#curves .plot path")) == 2
-    assert len(browser.texts("#hero canvas")) == len(browser.texts("#summary tbody tr")) == 1
+    assert len(browser.texts("#hero canvas")) == len(browser.texts("#summary .summary tbody tr")) == 1
     assert "FedAvg" in browser.find("#summary .hidden-note").text
     chip(1).click()
-    assert len(browser.texts("#summary tbody tr")) == 1, "the last one stays"
+    assert len(browser.texts("#summary .summary tbody tr")) == 1, "the last one stays"
     browser.find("#filter .plain").click()
-    assert len(browser.texts("#summary tbody tr")) == 2
+    assert len(browser.texts("#summary .summary tbody tr")) == 2
     assert browser.errors() == []
 
 
@@ -375,17 +375,17 @@ def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_of_many_methods_the_first_three_and_the_reference_are_shown(browser: Browser, nine: Path) -> None:
     browser.open(nine)
-    shown = browser.texts("#summary tbody td:first-child")
+    shown = browser.texts("#summary .summary tbody td:first-child")
     assert len(shown) == 4
     assert shown[3] == "FedAvg"
     assert browser.texts("#glance .name") == [title.split(" · ")[0] for title in browser.texts("#heat h3")] == shown
     browser.find("#filter .plain").click()
-    assert len(browser.texts("#summary tbody tr")) == len(browser.texts("#heat canvas")) == 9
+    assert len(browser.texts("#summary .summary tbody tr")) == len(browser.texts("#heat canvas")) == 9
     bars = "[...document.querySelectorAll('#glance .track i')].map(i => getComputedStyle(i).backgroundColor)"
     assert len(browser(bars)) == 18
     assert len(set(browser(bars))) == 9, "no colour is used twice"
     browser.find("#filter .plain").click()
-    assert browser.texts("#summary tbody td:first-child") == shown
+    assert browser.texts("#summary .summary tbody td:first-child") == shown
     assert browser.errors() == []
 
 
@@ -448,7 +448,7 @@ def test_printing_keeps_headings_and_legends_and_unfolds(browser: Browser, page:
     browser("void dispatchEvent(new Event('beforeprint'))")
     browser.cdp("Emulation.setEmulatedMedia", media="print")
     try:
-        assert browser.find("#summary thead button").is_displayed()
+        assert browser.find("#summary .summary thead button").is_displayed()
         assert "FedNTD 80.8%" in browser.find("#curves .lines").text
         assert browser("[...document.querySelectorAll('details')].every(d => d.open)")
         assert browser("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

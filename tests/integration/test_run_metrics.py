@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 
 import fedkeep as fk
 from fedkeep.analysis.export import long_table, wide_table
+from fedkeep.analysis.run_set import read_runs
 from fedkeep.cli.app import app
 from fedkeep.engine.simulation import Simulation
 from fedkeep.errors import FedkeepError, ModelError, RunError
+from fedkeep.reports.data import page_data
 
 SITES = np.array(["Aachen", "Bonn", "Celle"])
 SETTINGS: dict[str, Any] = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 10, "lr": 0.1}
@@ -155,7 +157,9 @@ def test_records_are_saved_with_what_callbacks_add(tmp_path: Path) -> None:
 def test_what_cannot_be_saved_is_refused(tmp_path: Path, key: str, value: Any, message: str) -> None:
     with pytest.raises(FedkeepError, match=message):
         simulate(callbacks=[lambda s, record: record.update({key: value})], run_dir=tmp_path / "run")
-    assert len(fk.load_run(tmp_path / "run").records) == 1
+    [_, record] = fk.load_run(tmp_path / "run").records  # the round is saved, without what was added
+    assert "note" not in record
+    assert not record.get("metrics")
 
 
 def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
@@ -313,6 +317,24 @@ def test_compare_shows_a_metric_by_site(two_methods: Path) -> None:
         fk.compare(two_methods, metrics="nothing")
     markdown = run("compare", two_methods, "--sites", "ece", "--markdown")
     assert "| ECE | Aachen | Bonn | Celle |" in markdown
+
+
+def test_the_page_has_tables_of_metrics_and_sites(two_methods: Path) -> None:
+    [problem] = page_data(read_runs([two_methods]))["problems"]
+    columns = {column["head"]: column for column in problem["columns"]}
+    assert [c["head"] for c in problem["columns"] if c.get("part") == "sites"] == list(SITES)
+    assert {"macro F1 %", "AUC", "ECE"} <= {c["head"] for c in problem["columns"] if c.get("part") == "metrics"}
+    fedavg = [group["label"] for group in problem["groups"]].index("fedavg")
+    bonn = [fk.load_run(two_methods / f"fedavg-{seed}").site_metrics()[1]["accuracy"] for seed in (0, 1)]
+    assert columns["Bonn"]["cells"][fedavg]["value"] == pytest.approx(np.mean(bonn))
+
+
+def test_sites_that_are_numbers_are_matched_with_their_clients() -> None:
+    data = make_data()
+    numbered = {name: number for number, name in enumerate(SITES)}
+    ids, test_ids = (np.array([numbered[name] for name in owners]) for owners in (data.ids, data.test_ids))
+    rows = simulate(dataclasses.replace(data, ids=ids, test_ids=test_ids)).site_metrics()
+    assert [(row["site"], row["client"]) for row in rows] == [("id 0", 0), ("id 1", 1), ("id 2", 2)]
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,22 @@ function tableNote(data) {
 
 function drawTable(data, state, updateState) {
   $(".about-summary").textContent = tableNote(data);
+  const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
+  fillTable($("#summary .summary"), data, state, updateState, (column) => !column.part);
+  for (const part of ["metrics", "sites"]) {
+    const isPart = (column) => column.part === part;
+    $$(`#summary .of-${part}`).forEach((node) => { node.hidden = !data.columns.some(isPart); });
+    fillTable($(`#summary .${part}`), data, state, updateState, (column) => isPart(column) || column.key === METHOD.key);
+  }
+  $$("#summary .hidden-note").forEach((note) => note.remove());
+  $$("#summary .scroll").at(-1).after(...hiddenNote(data, state));
+  if (focused) $(`#summary [data-key="${focused}"]`)?.focus();
+}
+
+// Fill a table with the columns for which `isShown` is true; all tables have the same order of rows.
+function fillTable(table, data, state, updateState, isShown) {
   const columns = tableColumns(data);
-  const heads = columns.map((column) => {
+  const heads = columns.filter(isShown).map((column) => {
     const isSorted = state.sort.key === column.key;
     const sort = () => updateState({ sort: { key: column.key, down: isSorted ? !state.sort.down : column.down } });
     const button = el("button", { type: "button", onclick: sort, "data-key": column.key, title: "Sort" },
@@ -40,12 +54,11 @@ function drawTable(data, state, updateState) {
     return el("th", { scope: "col", "aria-sort": isSorted ? (state.sort.down ? "descending" : "ascending") : null }, button);
   });
   const rows = tableRows(data, state).map(({ slot, cells }) => el("tr", { "data-method": cells[0].text },
-    cells.map((cell, i) => (i ? el("td", { class: cell.best ? "best" : null }, cell.text) : el("td", {}, swatch(slot), `\u00a0${cell.text}`)))));
-  const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
-  $("#summary table").replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
-  $$("#summary .hidden-note").forEach((note) => note.remove());
-  $("#summary .scroll").after(...hiddenNote(data, state));
-  if (focused) $(`#summary [data-key="${focused}"]`)?.focus();
+    cells.flatMap((cell, i) => {
+      if (!isShown(columns[i])) return [];
+      return [i ? el("td", { class: cell.best ? "best" : null }, cell.text) : el("td", {}, swatch(slot), `\u00a0${cell.text}`)];
+    })));
+  table.replaceChildren(el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
 }
 
 const FORMATS = {
