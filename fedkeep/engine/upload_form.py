@@ -12,6 +12,7 @@ from fedkeep.engine.server_hooks import broadcast_to
 from fedkeep.errors import MethodError
 from fedkeep.method import Batch, FedAvg, Visit
 from fedkeep.task import Task
+from fedkeep.task.example_gradients import ExampleGradients
 from fedkeep.tree import Tree
 
 
@@ -21,7 +22,7 @@ class _TaskWithoutModel(Task):
     def __init__(self, task: Task) -> None:
         self.__dict__.update(task.__dict__)
         self.public = None
-        self._layers = {}
+        self.gradients = ExampleGradients()
 
     def apply(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> Tensor:
         """Return logits of 0 that depend on every weight."""

@@ -26,7 +26,7 @@ def test_all_models_are_computed_layer_by_layer(name: str, autocast: torch.dtype
     x, y = torch.randn(8, 3, 32, 32, device="cuda"), torch.arange(8, device="cuda") % 4
     with numerics(Settings(tf32=True), torch.device("cuda")):
         task.squared_gradients(task.init, x, y, torch.ones(8, device="cuda"))
-    assert all(layers is not None for layers in task._layers.values())
+    assert all(layers is not None for layers in task.gradients.layers.values())
 
 
 def test_a_stack_of_clients_equals_the_cpu() -> None:
@@ -41,6 +41,6 @@ def test_a_stack_of_clients_equals_the_cpu() -> None:
 
 def test_fedcurv_computes_layer_by_layer_in_a_simulation() -> None:
     problem = fk.testing.small_problem(device="cuda", engine="stacked")
-    layers = problem.run(fk.methods.FedCurv()).task._layers
+    layers = problem.run(fk.methods.FedCurv()).task.gradients.layers
     assert layers
     assert all(found is not None for found in layers.values())

@@ -205,7 +205,7 @@ def test_evaluation_and_steps_without_dropout_enter_no_mode(monkeypatch: pytest.
 
     x = torch.randn(4, 3)
     with keyed(KEY):
-        monkeypatch.setattr("fedkeep.task.keyed_dropout", refuse)
+        monkeypatch.setattr("fedkeep.task.task.keyed_dropout", refuse)
         plain = Task(nn.Linear(3, 2), 2, 1)
         plain.apply(plain.init, x, train=True)
         task = Task(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)), 2, 1)

@@ -69,8 +69,7 @@ def test_modules_import_lower_rooms_only(module: str) -> None:
 def test_the_root_holds_only_what_a_methods_author_imports() -> None:
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
     assert modules == {
-        "bounds", "errors", "forgetting", "losses", "method", "metrics", "optim", "server_training", "task", "tree",
-        "visit",
+        "bounds", "errors", "forgetting", "losses", "method", "metrics", "optim", "server_training", "tree", "visit",
     }  # fmt: skip
 
 

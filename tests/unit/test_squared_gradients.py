@@ -36,7 +36,7 @@ def from_single_examples(task: Task, params: tree.Tree, x: Any, y: Tensor, weigh
 
 
 def is_layerwise(task: Task) -> bool:
-    return all(layers is not None for layers in task._layers.values())
+    return all(layers is not None for layers in task.gradients.layers.values())
 
 
 def check_layerwise(model: nn.Module, shape: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ import yaml
 import fedkeep as fk
 
 ROOT = Path(__file__).parents[2]
-FOR_AUTHORS = {path.stem for path in (ROOT / "fedkeep").glob("*.py")} - {"__init__", "__main__"} | {"testing"}
+FOR_AUTHORS = {path.stem for path in (ROOT / "fedkeep").glob("*.py")} - {"__init__", "__main__"} | {"task", "testing"}
 
 
 @pytest.fixture(scope="module")
