@@ -64,10 +64,10 @@ def simulate(
     error or Ctrl-C.
 
     With `run_dir` the run is written into this folder. If it already contains a run, `resume=True` continues it, or
-    loads it if it is finished, and raises if it is another run; `overwrite=True` replaces it. The run is
-    saved every `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time.
-    The last `keep` checkpoints (3) stay in the folder, each as large as the model.
-    `label` is the name under which `fedkeep compare` and the report show the run; it does not affect the result.
+    loads it if it is finished, and raises if it is another run; `overwrite=True` replaces it. The run is saved every
+    `checkpoint_every` rounds; by default as often as keeps the cost of checkpoints at about 5% of the time. The last
+    `keep` checkpoints (3) stay in the folder, each as large as the model. `label` is the name under which
+    `fedkeep compare` and the report show the run; it does not affect the result.
 
     Round, accuracy and time left are shown in a line on a terminal and in a notebook; `progress=True` shows them
     everywhere, `progress=False` nowhere.
@@ -92,9 +92,10 @@ def simulate(
         return simulation.run()
     path = Path(run_dir)
     if resume and simulation.ranks.on_rank0(lambda: is_there(path / EXPERIMENT)):
+        examples = simulation.data
         if isinstance(model, str):
-            model = models.build(model, data.input_shape, data.n_classes, checked.seed)
-        federation = Federation(simulation.method, model, data, simulation.clients, checked, criterion, metrics)
+            model = models.build(model, examples.input_shape, examples.n_classes, checked.seed)
+        federation = Federation(simulation.method, model, examples, simulation.clients, checked, criterion, metrics)
         return _continue_or_load(path, federation, simulation.callbacks, keep)
     return start(simulation, path, {**saving, "label": label}, overwrite)
 

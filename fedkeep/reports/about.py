@@ -59,5 +59,7 @@ def typical_seed(groups: Sequence[Group]) -> int:
 
 
 def _model_name(group: Group) -> str:
+    """Return what the model is called: the name that it was given by, or its class."""
     model: dict[str, Any] = group.setting.get("model", {})
-    return clip(printable(model.get("name", model.get("class", ""))), 30)
+    given = group.runs[0].history.about.get("made_by", {}).get("model_name")
+    return clip(printable(given or model.get("name", model.get("class", ""))), 30)

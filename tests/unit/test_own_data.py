@@ -380,3 +380,14 @@ def test_the_normalisation_is_recorded_with_the_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 1, "participation": 1.0}
     fk.simulate("fedavg", "mlp", features(3000).standardised(), [range(40)], run_dir=tmp_path / "a", **settings)
     assert fk.load_run(tmp_path / "a").about["data"] == {"source": "arrays", "normalise": "standard"}
+
+
+def test_simulate_resumes_a_run_on_frames(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.arange(40.0) % 7, "label": ["ill", "well"] * 20})
+    pair = frame[:30], frame[30:]
+    clients = [np.arange(15), np.arange(15, 30)]
+    options = {"rounds": 2, "participation": 1.0, "run_dir": tmp_path / "run"}
+    first, again = (fk.simulate("fedavg", "mlp", pair, clients, resume=resume, **options) for resume in (False, True))
+    assert again.accuracy.tolist() == first.accuracy.tolist()
+    assert isinstance(fk.load_run(tmp_path / "run").model, torch.nn.Module)
