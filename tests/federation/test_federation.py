@@ -12,7 +12,7 @@ import pytest
 
 import fedkeep as fk
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from support.federation import Federation, app_copy, free_port, simulated
 from support.problems import same

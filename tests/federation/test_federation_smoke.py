@@ -8,7 +8,7 @@ import pytest
 
 import fedkeep as fk
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from support.federation import Federation, app_copy, simulated
 from support.problems import same

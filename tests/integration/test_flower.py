@@ -14,7 +14,7 @@ from support.problems import Problem, gap, same
 
 import fedkeep as fk
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import ConfigRecord, Context, RecordDict
 from support.flower_grid import MemoryGrid, grid_of, node, strategy_of

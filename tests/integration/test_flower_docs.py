@@ -16,7 +16,7 @@ import torch
 import fedkeep as fk
 from fedkeep.engine import footprint
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import Context, RecordDict
 from support.errors import raises

@@ -15,7 +15,7 @@ from support.problems import Problem, same
 
 import fedkeep as fk
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from support.flower_grid import MemoryGrid, grid_of, node, strategy_of, through_bytes

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedkeep as fk
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient

@@ -15,7 +15,7 @@ import fedkeep as fk
 from fedkeep import tree
 from fedkeep._util.text import one_line
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping

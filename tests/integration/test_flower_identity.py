@@ -14,7 +14,7 @@ from support.problems import Problem
 
 import fedkeep as fk
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from support.flower_grid import MemoryGrid, grid_of, node, strategy_of
 from support.hostile import filled, with_upload

@@ -13,7 +13,7 @@ from support.problems import Problem, same
 
 import fedkeep as fk
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
 
 from flwr.app import Context, RecordDict
 from support.flower_grid import grid_of, strategy_of

@@ -15,8 +15,8 @@ from fedkeep.errors import ConfigError, FedkeepError, MethodError, RunError
 from fedkeep.runs.checkpoints import find_checkpoints
 from fedkeep.runs.releases import RELEASES, Releases
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
-pytest.importorskip("opacus", reason="the accountant is not installed: pip install 'fedkeep[privacy]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
+pytest.importorskip("opacus", reason="the accountant is not installed: pip install '.[privacy]'")
 
 from support.flower_grid import MemoryGrid, node, strategy_of
 

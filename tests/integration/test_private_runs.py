@@ -12,7 +12,7 @@ import fedkeep as fk
 from fedkeep.engine import privacy
 from fedkeep.runs.trees import read_tree
 
-pytest.importorskip("opacus", reason="the accountant is not installed: pip install 'fedkeep[privacy]'")
+pytest.importorskip("opacus", reason="the accountant is not installed: pip install '.[privacy]'")
 
 SMALL = ("run", "digits", "rounds=2", "participation=5", "epochs=1", "batch_size=50")
 DP = ("dp_clip=1", "dp_noise=2", "dp_delta=1e-3")

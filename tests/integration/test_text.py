@@ -193,7 +193,7 @@ def test_an_experiment_file_defines_a_run_of_texts(tmp_path: Path) -> None:
 
 
 def test_a_pre_trained_model_is_fine_tuned_from_an_experiment_file(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedkeep[text]'")
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
     bert = write_tiny_bert(tmp_path / "bert")
     source = write_csv(tmp_path / "notes.csv")
     from fedkeep.experiments.experiment import Experiment
@@ -221,7 +221,7 @@ def test_a_pre_trained_model_is_fine_tuned_from_an_experiment_file(tmp_path: Pat
 
 @pytest.mark.parametrize("problem_name", ["texts", "adapters"])
 def test_a_federation_on_flower_equals_the_loop(problem_name: str, request: pytest.FixtureRequest) -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from support.flower_grid import grid_of, strategy_of
 
     problem = request.getfixturevalue(problem_name)
@@ -235,7 +235,7 @@ def test_a_federation_on_flower_equals_the_loop(problem_name: str, request: pyte
 
 
 def test_a_node_with_another_tokenizer_is_told_so(texts: Problem) -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from support.flower_grid import grid_of, strategy_of
 
     method = fk.methods.FedAvg()
@@ -264,7 +264,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "text.md"
 
 def test_the_page_runs_from_a_csv_to_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its federation of three files gives what the simulation of one file gives."""
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from flwr.app import Context, RecordDict
     from support.flower_grid import MemoryGrid, SuperNode
 

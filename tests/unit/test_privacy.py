@@ -20,7 +20,7 @@ from fedkeep.engine.settings import Settings
 from fedkeep.errors import FedkeepError, MethodError
 from fedkeep.method import Cohort, FedAvg
 
-pytest.importorskip("opacus", reason="the accountant is not installed: pip install 'fedkeep[privacy]'")
+pytest.importorskip("opacus", reason="the accountant is not installed: pip install '.[privacy]'")
 
 DP = {"dp_clip": 0.5, "dp_noise": 1.5}
 REFUSED = ("fednova", "flashback", "feddf", "fedvarp", "fedexp", "fedkeep", "fedgen", "fedfomo", "fedpac")

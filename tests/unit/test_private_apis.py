@@ -141,7 +141,7 @@ def test_what_a_python_function_of_torch_calls_can_be_seen() -> None:
 
 
 def test_client_app_registers_functions_by_action(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from flwr.clientapp import ClientApp
 
     from fedkeep.flower import client_app
@@ -164,7 +164,7 @@ def test_client_app_registers_functions_by_action(caplog: pytest.LogCaptureFixtu
 
 
 def test_flower_parses_and_flattens_configs() -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from flwr.common.config import flatten_dict, parse_config_args
 
     assert parse_config_args(["a.b=1 c='x y' d=0.5 e=true"]) == {"a.b": 1, "c": "x y", "d": 0.5, "e": True}
@@ -174,7 +174,7 @@ def test_flower_parses_and_flattens_configs() -> None:
 
 
 def test_flowers_code_of_an_unavailable_node() -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from flwr.common.constant import ErrorCode
 
     from fedkeep.flower.nodes import NODE_UNAVAILABLE
@@ -183,7 +183,7 @@ def test_flowers_code_of_an_unavailable_node() -> None:
 
 
 def test_flower_messages_survive_serialisation() -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedkeep[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from flwr.app import Message
     from support.flower_grid import through_bytes
 

@@ -181,7 +181,7 @@ def test_frozen_weights_are_in_memory_once() -> None:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedkeep[text]'")
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
     return write_tiny_bert(tmp_path_factory.mktemp("models") / "bert")
 
 

@@ -191,7 +191,7 @@ def test_a_text_that_is_cut_is_reported_if_many_are(tmp_path: Path, caplog: pyte
 def test_bad_input_is_refused_in_one_line(tmp_path: Path, content, options, key, value, mentions) -> None:
     (tmp_path / "a.csv").write_text(content)
     if "tokenizer" in options and isinstance(options["tokenizer"], str):
-        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'fedkeep[text]'")
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
     with raises(DataError, key or str(tmp_path / "a.csv"), value, mentions=mentions) as caught:
         load((tmp_path / "a.csv", tmp_path / "a.csv"), **options)
     assert "\n" not in str(caught.value)
