@@ -60,7 +60,6 @@ __all__ = [
     "compare",
     "data",
     "errors",
-    "flower",
     "forgetting",
     "instruments",
     "load_run",
@@ -103,7 +102,7 @@ _MODULE_OF = {
 
 def __getattr__(name: str) -> Any:
     """Import what is used for the first time."""
-    if name not in __all__:
+    if name not in __all__ and name != "flower":  # which a star import leaves out: Flower may not be installed
         raise AttributeError(f"module 'fedkeep' has no attribute {name!r}")
     if name in _MODULE_OF:
         value = getattr(import_module(f"fedkeep.{_MODULE_OF[name]}"), name)
