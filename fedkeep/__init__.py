@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fedkeep import (
         data,
         errors,
-        flower,
         forgetting,
         instruments,
         losses,
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
         optim,
         testing,
         tree,
+    )
+    from fedkeep import (
+        flower as flower,
     )
     from fedkeep.analysis.comparison import compare
     from fedkeep.engine.profile import Profile
