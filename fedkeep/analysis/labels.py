@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MAX_LABEL, MAX_PART = 60, 28
 _STOPPED = {"unfinished": "unfinished at round", "diverged": "diverged after round"}
 _SHOWN_UNLESS_DEFAULT = ("aggregation", "hostile", "dp_delta")
+_MODEL_FACTS = ("model.layers", "model.class", "model.structure", "model.shapes")  # what a model is, not its options
 _HASHES = {  # keys whose values are hashes, and what to call them
     "model.shapes": "weights",
     "model.structure": "model",
@@ -71,12 +72,15 @@ def _method_name(g: Group) -> str:
 def _parts(
     g: Group, setting: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], differing: Sequence[str]
 ) -> list[str]:
+    options = [key for key in differing if key.startswith("model.") and key not in _MODEL_FACTS]
     parts = []
     for key in differing:
         if key == "model.layers" or key not in setting or _is_default(g, key):
             continue
-        if key == "model.class" or (key == "criterion.code" and _says_as_much("criterion.name", key, settings)):
+        if key == "model.class" or (key == "criterion.code" and _say_as_much(["criterion.name"], key, settings)):
             continue  # the structure says more, the name as much
+        if key in ("model.structure", "model.shapes") and _say_as_much(options, key, settings):
+            continue
         if key == "model.structure":
             parts.append(_model_part(setting, settings))
         elif key != "model.shapes" or "model.structure" not in differing:
@@ -84,10 +88,10 @@ def _parts(
     return [clip(part, MAX_PART) for part in parts]
 
 
-def _says_as_much(name: str, code: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether settings with different codes have different names."""
-    pairs = {(repr(setting.get(name)), repr(setting.get(code))) for setting in settings}
-    return len({its_name for its_name, _ in pairs}) == len(pairs)
+def _say_as_much(names: Sequence[str], code: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether settings with different codes differ in these names too."""
+    pairs = {(repr([setting.get(name) for name in names]), repr(setting.get(code))) for setting in settings}
+    return len({its_names for its_names, _ in pairs}) == len(pairs)
 
 
 def _model_part(setting: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedkeep._util.text import list_some, one_line, printable
 from fedkeep.analysis.groups import Group, Problem, Run, Status
@@ -50,13 +51,23 @@ class RunSet:
         return [{"run": printable(path), "reason": reason} for path, reason in self.left_out.items()]
 
 
+def _to_path(path: Any) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        kind = type(path).__name__
+        raise RunError(f"a run is given by its folder, not as a {kind}", key="run", value=kind) from None
+
+
 def read_runs(paths: Iterable[str | Path]) -> RunSet:
     """Read run folders and divide them into problems and groups.
 
     A run that is damaged or has no evaluated round is left out with a warning, and so is a second run of the same
     experiment and seed. Unfinished and diverged runs form groups of their own.
     """
-    given = list(map(Path, paths))
+    given = [_to_path(path) for path in paths]
+    if not given:
+        raise RunError("no run folder is given", key="run", value=[])
     families: dict[tuple[str, Status, int | None], list[Run]] = {}
     left_out: dict[Path, str] = {}
     for path in (folders := find_runs(given)):

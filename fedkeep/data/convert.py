@@ -119,6 +119,8 @@ def to_ids(key: str, ids: Any, y: Tensor) -> np.ndarray | None:
 
 def as_ids(ids: Any, key: str = "ids", error: type[FedkeepError] = DataError) -> np.ndarray:
     """Return ids as a flat array; texts in a list as objects, because in an array of strings all are equally long."""
+    if ids is None:
+        raise error(f"{key} is None: the owners are not known; pass {key}= where the examples are loaded", key=key)
     if isinstance(ids, list | tuple) and ids and all(isinstance(one, str) for one in ids):
         return to_objects(ids)
     try:

@@ -30,7 +30,8 @@ def load_data_and_clients(experiment: Experiment) -> tuple[Dataset, Partition]:
     kind, validation = split.pop("kind"), split.pop("validation", 0.0)
     if kind == "by_id" and data.ids is None:
         raise ConfigError(
-            f"split.kind = 'by_id' needs the owner of each example, but the data set {data.name} has no owner ids",
+            f"split.kind = 'by_id' needs the owner of each example, but the data set {data.name} has none: name their "
+            "column with data.ids",
             key="split.kind",
             value=kind,
         )

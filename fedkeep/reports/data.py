@@ -22,6 +22,7 @@ from fedkeep._util.version import __version__
 from fedkeep.analysis.anatomy import Anatomy
 from fedkeep.analysis.compare import default_against, differences, group_named, ordered
 from fedkeep.analysis.groups import Group, Problem, Run
+from fedkeep.analysis.labels import data_name
 from fedkeep.analysis.run_set import RunSet
 from fedkeep.analysis.sentences import list_names
 from fedkeep.data import partition
@@ -265,7 +266,7 @@ def _split_index(run: Run, splits: dict[str, dict[str, Any]], most: int) -> int 
         return None
     about = run.history.about
     options = ", ".join(f"{key} {value}" for key, value in about["split"].items() if key not in ("kind", "n_clients"))
-    title = f"{about['data'].get('source', 'data')}: {about['split'].get('kind', 'own split')}"
+    title = f"{data_name(about['data'])}: {about['split'].get('kind', 'own split')}"
     title = f"{title} ({options})" if options else title
     shown = arrays.evenly_spaced(len(counts), most)
     ids = [split["ids"][k] for k in shown]

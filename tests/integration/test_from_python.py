@@ -15,7 +15,7 @@ from support.runs import SMALL
 
 import fedkeep as fk
 from fedkeep._util.json import to_json
-from fedkeep.errors import ConfigError, FedkeepError, UnsupportedMethod
+from fedkeep.errors import ConfigError, FedkeepError, RunError, UnsupportedMethod
 from fedkeep.runs.files import to_toml
 
 
@@ -97,3 +97,11 @@ def test_a_comparison_is_what_the_command_prints(folder: Path) -> None:
 def test_every_public_name_is_an_attribute_and_importing_fedkeep_imports_no_torch() -> None:
     code = "import sys, fedkeep as fk; assert 'torch' not in sys.modules; [getattr(fk, name) for name in fk.__all__]"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_no_folder_is_refused() -> None:
+    for function in (fk.compare, fk.report):
+        with raises(RunError, "run", mentions=["no run folder is given"]):
+            function([])
+    with raises(RunError, "run", mentions=["by its folder, not as a History"]):
+        fk.compare([fk.History("fedavg", {})])

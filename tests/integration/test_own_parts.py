@@ -270,3 +270,9 @@ def test_a_terminal_asks_about_code_that_a_run_folder_names(
     assert "parts_of_mine:net" in asked[0]
     assert "others" not in asked[0]
     assert own_parts.is_trusted("parts_of_mine:net") == answer
+
+
+def test_options_of_an_own_model_label_its_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    result = fk.sweep("my.toml", {"model.width": [3, 4]}, rounds=1)
+    assert {row["label"] for row in fk.compare(result.folders).rows} == {"fedavg (width=3)", "fedavg (width=4)"}

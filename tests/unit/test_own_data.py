@@ -391,3 +391,8 @@ def test_simulate_resumes_a_run_on_frames(tmp_path: Path) -> None:
     first, again = (fk.simulate("fedavg", "mlp", pair, clients, resume=resume, **options) for resume in (False, True))
     assert again.accuracy.tolist() == first.accuracy.tolist()
     assert isinstance(fk.load_run(tmp_path / "run").model, torch.nn.Module)
+
+
+def test_a_misspelt_option_of_load_is_suggested() -> None:
+    with raises(DataError, "normalize", mentions=["did you mean normalise?"]):
+        load("digits", normalize="standard")

@@ -16,7 +16,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 from support.errors import ANY, raises
 
-from fedkeep.data import Partition, dirichlet_draws, partition
+from fedkeep.data import Partition, dirichlet_draws, load, partition
 from fedkeep.errors import FedkeepError, PartitionError
 
 PROFILE = settings(derandomize=True, deadline=None, max_examples=50)
@@ -431,3 +431,8 @@ def test_heterogeneity_is_zero_for_equal_clients_and_one_for_many_clients_of_one
 def test_heterogeneity_refuses_what_are_no_counts(counts: list) -> None:
     with raises(PartitionError, "counts"):
         partition.heterogeneity(counts)
+
+
+def test_owners_that_are_not_known_are_refused() -> None:
+    with raises(PartitionError, "ids", mentions=["pass ids="]):
+        partition.by_id(load("digits").ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def _load(
     std: Any,
     options: dict[str, Any],
 ) -> Dataset:
-    parsed = Options.parse(options)
+    parsed = Options.parse(options, [name for name in inspect.signature(load).parameters if name != "options"])
     if isinstance(source, Dataset):
         if given := [*options, *(name for name, value in (("mean", mean), ("std", std)) if value is not None)]:
             raise DataError(f"the option {given[0]} does not apply to a data set that is loaded", key=given[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +48,14 @@ class Options:
     max_gb: float = 4  # of memory that the data may need, unpacked
 
     @classmethod
-    def parse(cls, options: dict[str, Any]) -> Options:
-        """Return checked options; an unknown name or an invalid value raises an error."""
+    def parse(cls, options: dict[str, Any], others: Iterable[str] = ()) -> Options:
+        """Return checked options; an unknown name or an invalid value raises an error, which suggests `others` too."""
         names = [field.name for field in dataclasses.fields(cls)]
         for name, value in options.items():
             if name not in names:
+                valid = [*others, *names]
                 raise DataError(
-                    f"load has no option {name!r}: {did_you_mean(name, names)}", key=name, value=value, valid=names
+                    f"load has no option {name!r}: {did_you_mean(name, valid)}", key=name, value=value, valid=valid
                 )
         for name, value in options.items():
             if value is not None:
