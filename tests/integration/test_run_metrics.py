@@ -147,19 +147,53 @@ def test_records_are_saved_with_what_callbacks_add(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("change", "key", "message"),
     [
-        ("note", torch.nn.ReLU(), "a callback added note to the record, which a run folder cannot hold"),
-        ("metrics", {"far": "away"}, r'record\["metrics"\]\["far"\] must be a number or one number per class'),
-        ("metrics", {"final": 1.0}, "metrics.final: every run has a number of that name"),
+        ({"note": torch.nn.ReLU()}, "note", "a callback added note to the record, which a run folder cannot hold"),
+        ({("a", 1): 1}, "('a', 1)", "the key must be a text"),
+        ({"metrics": {"far": "away"}}, "metrics.far", r'record\["metrics"\]\["far"\] must be a number or one number'),
+        ({"metrics": {"bias": [1, 2, 3]}}, "metrics.bias", "one number for each of 4 classes, not 3 numbers"),
+        ({"metrics": {"final": 1.0}}, "metrics.final", "metrics.final: every run has a number of that name"),
+        ({"metrics": None}, "metrics", "a dict of numbers by name; it is None"),
+        ({"train_loss": torch.tensor(1.0)}, "train_loss", "a callback changed train_loss of the record"),
     ],
 )
-def test_what_cannot_be_saved_is_refused(tmp_path: Path, key: str, value: Any, message: str) -> None:
-    with pytest.raises(FedkeepError, match=message):
-        simulate(callbacks=[lambda s, record: record.update({key: value})], run_dir=tmp_path / "run")
-    [_, record] = fk.load_run(tmp_path / "run").records  # the round is saved, without what was added
-    assert "note" not in record
-    assert not record.get("metrics")
+def test_what_cannot_be_saved_is_refused(tmp_path: Path, change: dict[Any, Any], key: str, message: str) -> None:
+    refused_and_saved_as_measured(tmp_path, lambda simulation, record: record.update(change), key, message)
+
+
+@pytest.mark.parametrize("key", ["metrics", "train_loss"])
+def test_a_callback_that_removes_something_is_refused(tmp_path: Path, key: str) -> None:
+    refused_and_saved_as_measured(tmp_path, lambda simulation, record: record.pop(key), key, "removed")
+
+
+def refused_and_saved_as_measured(path: Path, callback: Any, key: str, message: str) -> None:
+    """Require a callback to be refused, before the next is called, and the round to be saved as it was measured."""
+    simulations, called = [], []
+
+    def keep(simulation: Simulation, record: dict[str, Any]) -> None:
+        simulations.append(simulation)
+        record["metrics"]["kept"] = 1.0
+
+    with pytest.raises(FedkeepError, match=message) as refused:
+        simulate(callbacks=[keep, callback, lambda *given: called.append(given)], metrics=[top2], run_dir=path / "run")
+    assert (refused.value.key, called) == (key, [])
+    assert "\n" not in str(refused.value)
+    [_, record] = fk.load_run(path / "run").records
+    assert record == simulations[0].history.records[-1]
+    assert record["train_loss"] > 0
+    assert record["metrics"].keys() == {"top2"}
+
+
+def test_a_logger_gets_metrics_as_they_are_saved() -> None:
+    found = []
+    callbacks = [
+        lambda simulation, record: record["metrics"].update(norm=torch.tensor(2.0)),
+        lambda simulation, record: found.append(record["metrics"]["norm"]),
+    ]
+    simulate(callbacks=callbacks, rounds=1)
+    assert found == [2.0]
+    assert isinstance(found[0], float)
 
 
 def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
