@@ -353,6 +353,35 @@ def test_compare_shows_a_metric_by_site(two_methods: Path) -> None:
     assert "| ECE | Aachen | Bonn | Celle |" in markdown
 
 
+def test_a_class_is_looked_up_by_its_name_in_every_run(tmp_path: Path) -> None:
+    data = dataclasses.replace(make_data(), class_names=("benign", "malignant", "other", "none"), name="one")
+    again = dataclasses.replace(data, class_names=("left", "right", "benign", "malignant"), name="two")
+    one, two = simulate(data, run_dir=tmp_path / "one"), simulate(again, run_dir=tmp_path / "two")
+    expected = {"f1.malignant": [one.f1[-1][1], two.f1[-1][3]], "f1.0": [one.f1[-1][0], two.f1[-1][0]]}
+    assert expected["f1.malignant"][0] != expected["f1.malignant"][1]
+    comparison = fk.compare([tmp_path / "one", tmp_path / "two"], metrics="f1.malignant,f1.0,f1.left")
+    columns = {key: [row[key] for row in comparison.rows] for key in (*expected, "f1.left")}
+    assert {key: columns[key] for key in expected} == expected
+    assert np.isnan(columns["f1.left"]).tolist() == [True, False], "one of the runs has no such class"
+    assert [column.head for column in comparison.chosen.columns] == ["F1 malignant %", "F1 0 %", "F1 left %"]
+
+
+def test_a_measure_has_one_heading_and_one_number_of_digits(two_methods: Path) -> None:
+    usual, chosen = (fk.compare(two_methods, metrics=names) for names in (None, "final,forgetting,round_forgetting"))
+    row = next(row for row in usual.rows if row["label"] == "fedavg")
+    for measure, head in (("forgetting", "forgetting"), ("round_forgetting", "per round")):
+        cell = f"{row[measure]:.3f}±{row[f'{measure}_std']:.3f}"
+        for text in (repr(usual), repr(chosen), usual.to_markdown(), chosen.to_markdown(), usual._repr_html_()):
+            assert cell in text
+            assert head in text
+        [problem] = page_data(read_runs([two_methods]))["problems"]
+        [column] = [column for column in problem["columns"] if column["head"] == head]
+        assert cell in [shown["text"] for shown in column["cells"]]
+        narrow = f"{row[measure]:.2f}±{row[f'{measure}_std']:.2f}"
+        assert narrow in run("compare", two_methods)
+        assert narrow in run("compare", two_methods, "--metrics", measure)
+
+
 def test_the_page_has_tables_of_metrics_and_sites(two_methods: Path) -> None:
     [problem] = page_data(read_runs([two_methods]))["problems"]
     columns = {column["head"]: column for column in problem["columns"]}
