@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util.text import list_some, one_line
+from fedkeep.data.labels import number_texts
 from fedkeep.data.sources import columns, csv_files, parquet
 from fedkeep.data.sources.categories import feature_names
 from fedkeep.data.sources.choice import Chosen, choose, leave_out_by_content, log_choice, require_columns
@@ -138,8 +139,8 @@ def _number_labels(
     y, y_test = columns.labels(train, chosen.y), None if test is None else columns.labels(test, chosen.y)
     if y.dtype.kind in "UO":
         names = names or np.unique(y).tolist()
-        y = _to_numbers(y, names, train.name)
-        y_test = None if test is None or y_test is None else _to_numbers(y_test, names, test.name)
+        y = number_texts(y, names, train.name, "row").numpy()
+        y_test = None if test is None or y_test is None else number_texts(y_test, names, test.name, "row").numpy()
     elif columns.is_boolean(train, chosen.y):
         names = names or ["False", "True"]
     return (y, y_test), names or None
@@ -250,16 +251,3 @@ def _declared_classes(schema: Any, y: str) -> list[str]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):  # the metadata is optional
         return []
     return [str(name) for name in names] if isinstance(names, list) else []
-
-
-def _to_numbers(y: np.ndarray, classes: list[str], where: str) -> np.ndarray:
-    index: Mapping[str, int] = {name: c for c, name in enumerate(classes)}
-    for row, label in enumerate(y.tolist()):
-        if label not in index:
-            raise DataError(
-                f"{where}, row {row}: the label {label!r} is not one of the classes ({list_some(classes)})",
-                key=where,
-                value=label,
-                valid=classes,
-            )
-    return np.array([index[label] for label in y.tolist()], np.int64)
