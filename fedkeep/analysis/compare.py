@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import did_you_mean, format_mean, format_megabytes, format_reached, printable
+from fedkeep._util.text import did_you_mean, format_megabytes, format_reached, printable
 from fedkeep.analysis.groups import Group, bytes_to, rounds_to
+from fedkeep.analysis.measures import format_measure, heading
 from fedkeep.analysis.personal import Measured, measured_groups, personal_columns
 from fedkeep.analysis.significance import MIN_SEEDS, holm, paired_t, sign_flip
 from fedkeep.errors import FedkeepError
@@ -211,18 +212,15 @@ def comparison_as_markdown(groups: list[Group], target: float | None = None) -> 
     to_target = "" if target is None else f" MB to {target:.1%} |"
     places = rank_groups({g.label: g for g in groups})
     marks = {0: ("", ""), 1: ("**", "**"), 2: ("<u>", "</u>")}
-    lines = [
-        f"| method | final | best | smoothed | forgetting | round forgetting | MB |{to_target} runs |",
-        f"|---|---|---|---|---|---|---|---|{'---|' * bool(to_target)}",
-    ]
+    heads = " | ".join(heading(measure) for measure in (*HIGHER_IS_BETTER, "bytes"))
+    lines = [f"| method | {heads} |{to_target} runs |", f"|---|---|---|---|---|---|---|---|{'---|' * bool(to_target)}"]
     for g in groups:
         cells = []
-        for measure, higher in HIGHER_IS_BETTER.items():
-            scale, digits = (100, 1) if higher else (1, 3)
+        for measure in HIGHER_IS_BETTER:
             before, after = marks[places[measure].get(g.label, 0)]
-            cells.append(f"{before}{format_mean(g.mean[measure], g.spread[measure], digits, scale)}{after}")
+            cells.append(f"{before}{format_measure(measure, g.mean[measure], g.spread[measure])}{after}")
         name = markdown_text(g.label)
-        cells.append(f"{g.mean['bytes'] / 1e6:.1f}")
+        cells.append(format_measure("bytes", g.mean["bytes"]))
         if target is not None:
             cells.append(format_reached(bytes_to(g, target), format_megabytes))
         lines.append(f"| {name} | {' | '.join(cells)} | {len(g.runs)} |")

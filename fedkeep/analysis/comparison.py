@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep._util.text import format_mean, printable
+from fedkeep._util.text import printable
 from fedkeep._util.validate import require_number
 from fedkeep.analysis.compare import (
     HIGHER_IS_BETTER,
@@ -18,6 +18,7 @@ from fedkeep.analysis.compare import (
 )
 from fedkeep.analysis.groups import Group
 from fedkeep.analysis.html import left_out_html, problem_html
+from fedkeep.analysis.measures import format_measure, heading
 from fedkeep.analysis.metric_columns import Chosen
 from fedkeep.analysis.run_set import RunSet, read_runs
 from fedkeep.analysis.sentences import sentences
@@ -133,12 +134,11 @@ class Comparison:
     def _table(self, problem: Any) -> str:
         """Return a problem's groups as lines of text."""
         columns = self.chosen.columns
-        usual = ["final %", "best %", "smoothed %", "forgetting", "per round"]
-        lines = [["method", *([column.head for column in columns] or usual), "runs"]]
+        heads = [column.head for column in columns] or [heading(measure) for measure in HIGHER_IS_BETTER]
+        lines = [["method", *heads, "runs"]]
         for group in most_accurate_first(problem.groups):
             cells = [column.cell(group) for column in columns] or [
-                format_mean(group.mean[measure], group.spread[measure], *((1, 100) if higher else (3, 1)))
-                for measure, higher in HIGHER_IS_BETTER.items()
+                format_measure(measure, group.mean[measure], group.spread[measure]) for measure in HIGHER_IS_BETTER
             ]
             lines.append([printable(group.label), *cells, str(len(group.runs))])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

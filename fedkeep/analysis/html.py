@@ -6,22 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedkeep._util import html
-from fedkeep._util.text import format_mean
 from fedkeep.analysis.compare import HIGHER_IS_BETTER, most_accurate_first, rank_groups
 from fedkeep.analysis.groups import Group, Problem
+from fedkeep.analysis.measures import format_measure, heading
 from fedkeep.analysis.metric_columns import Column, rank_column
 from fedkeep.analysis.sentences import sentences
 
 if TYPE_CHECKING:
     from fedkeep.analysis.run_set import RunSet
 
-_HEADS = {
-    "final": "final %",
-    "best": "best %",
-    "smoothed": "smoothed %",
-    "forgetting": "forgetting",
-    "round_forgetting": "per round",
-}
 _MARKS = {1: " ¹", 2: " ²"}
 
 
@@ -66,16 +59,13 @@ def _chosen_columns(groups: Sequence[Group], columns: Sequence[Column]) -> dict[
 def _usual_columns(groups: Sequence[Group]) -> dict[str, list[str]]:
     places = rank_groups({group.label: group for group in groups})
     shown = _first_columns(groups)
-    for key, head in _HEADS.items():
-        digits, scale = (1, 100) if HIGHER_IS_BETTER[key] else (3, 1)
-        shown[head] = [
-            format_mean(group.mean[key], group.spread[key], digits, scale)
-            + _MARKS.get(places[key].get(group.label, 0), "")
+    for key in HIGHER_IS_BETTER:
+        shown[heading(key)] = [
+            format_measure(key, group.mean[key], group.spread[key]) + _MARKS.get(places[key].get(group.label, 0), "")
             for group in groups
         ]
     return shown | {
-        "MB": [f"{group.mean['bytes'] / 1e6:.1f}" for group in groups],
-        "s": [f"{group.mean['seconds']:.1f}" for group in groups],
+        heading(key): [format_measure(key, group.mean[key]) for group in groups] for key in ("bytes", "seconds")
     }
 
 

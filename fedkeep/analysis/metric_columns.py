@@ -8,33 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import did_you_mean, format_mean, printable
+from fedkeep._util.text import did_you_mean, printable
 from fedkeep.analysis.compare import comparison_as_markdown, is_higher_better, markdown_text, ranks
 from fedkeep.analysis.groups import Group, Run
+from fedkeep.analysis.measures import format_measure, heading
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.history import History
 from fedkeep.runs.round_metrics import OF_SITE, site_rows, user_metric_names
-
-_HEADS = {  # with the factor and the digits that they are shown with
-    "final": ("final %", 100, 1),
-    "best": ("best %", 100, 1),
-    "smoothed": ("smoothed %", 100, 1),
-    "forgetting": ("forgetting", 1, 2),
-    "round_forgetting": ("per round", 1, 2),
-    "accuracy": ("accuracy %", 100, 1),
-    "balanced_accuracy": ("balanced %", 100, 1),
-    "macro_precision": ("macro precision %", 100, 1),
-    "macro_f1": ("macro F1 %", 100, 1),
-    "precision": ("precision %", 100, 1),
-    "recall": ("recall %", 100, 1),
-    "f1": ("F1 %", 100, 1),
-    "class_auc": ("AUC", 1, 3),
-    "auc": ("AUC", 1, 3),
-    "ece": ("ECE", 1, 3),
-    "bytes": ("MB", 1e-6, 1),
-    "seconds": ("s", 1, 1),
-    "examples": ("examples", 1, 0),
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +23,7 @@ class Column:
 
     key: str
     metric: str
-    of_class: int | None = None
+    of_class: str | None = None  # its name or its number; of a name, every run has a number of its own
     class_name: str = ""
 
     @property
@@ -64,9 +44,9 @@ class Column:
         """Return the metric of every run of a group; NaN where it was not recorded."""
         return np.array([self._value(run) for run in group.runs], dtype=float)
 
-    def cell(self, group: Group) -> str:
+    def cell(self, group: Group, digits: int | None = None) -> str:
         """Return the mean over a group's runs, with the standard deviation if there are several; "-" if unknown."""
-        return format_cell(self.metric, self.values(group))
+        return format_cell(self.metric, self.values(group), digits)
 
     def as_data(self, group: Group) -> dict[str, Any]:
         """Return mean and standard deviation over a group's runs, and the value of every run."""
@@ -76,13 +56,8 @@ class Column:
     def _value(self, run: Run) -> float:
         if self.of_class is None:
             return run.summary.get(self.metric, float("nan"))
-        table = run.class_metrics.get(self.metric)
-        return float("nan") if table is None or self.of_class >= len(table) else float(table[self.of_class])
-
-
-def heading(metric: str) -> str:
-    """Return the heading of a metric's column; that of the user's own is its name."""
-    return _HEADS.get(metric, (metric,))[0]
+        table, number = run.class_metrics.get(self.metric), _class_number(self.of_class, run)
+        return float("nan") if table is None or number is None else float(table[number])
 
 
 def parse_columns(text: str, groups: Sequence[Group], option: str = "--metrics") -> list[Column]:
@@ -162,12 +137,9 @@ def sites_as_markdown(metric: str, by_group: Mapping[str, Mapping[str, np.ndarra
     return "\n".join(lines)
 
 
-def format_cell(metric: str, values: np.ndarray) -> str:
+def format_cell(metric: str, values: np.ndarray, digits: int | None = None) -> str:
     """Return the mean of a metric over runs as a cell of a table; "-" if a run does not have it."""
-    if not len(values) or np.isnan(values).any():
-        return "-"
-    _, scale, digits = _HEADS.get(metric, (metric, 1, 3))
-    return format_mean(float(values.mean()), _spread(values), digits, scale)
+    return format_measure(metric, float(values.mean()), _spread(values), digits) if len(values) else "-"
 
 
 def _spread(values: np.ndarray) -> float:
@@ -193,7 +165,7 @@ def _parse_column(name: str, groups: Sequence[Group], option: str) -> Column:
     if not dot and any(name in run.summary for run in runs):
         return Column(name, name)
     if dot and (of_metric := [run for run in runs if metric in run.class_metrics]):
-        return Column(name, metric, *_parse_class(name, written, of_metric[0], option))
+        return Column(name, metric, written, _shown_class(name, written, of_metric, option))
     valid = _known(groups)
     of_class = f"it has a value for each class, such as {name}.0"
     hint = of_class if f"{name}.CLASS" in valid else did_you_mean(name, valid)
@@ -205,20 +177,29 @@ def _parse_column(name: str, groups: Sequence[Group], option: str) -> Column:
     )
 
 
-def _parse_class(name: str, written: str, run: Run, option: str) -> tuple[int, str]:
-    """Return the number and the name of a class that is written as either."""
+def _class_number(written: str, run: Run) -> int | None:
+    """Return the number that a class has in a run; None if the run has no such class."""
     names = run.history.class_names or ()
-    numbers = range(run.class_accuracy.shape[1])
     number = names.index(written) if written in names else int(written) if written.isdecimal() else -1
-    if number not in numbers:
-        valid = list(names) or [str(c) for c in numbers]
+    return number if 0 <= number < run.class_accuracy.shape[1] else None
+
+
+def _shown_class(name: str, written: str, runs: Sequence[Run], option: str) -> str:
+    """Return a class, written as its name or its number, as a heading shows it: by its name if the runs agree on it.
+
+    Raise if no run has it.
+    """
+    found = [(run.history.class_names, number) for run in runs if (number := _class_number(written, run)) is not None]
+    if not found:
+        valid = list(runs[0].history.class_names or map(str, range(runs[0].class_accuracy.shape[1])))
         raise FedkeepError(
             f"{option}: {printable(name)} names no class: {did_you_mean(written, valid)}",
             key=option,
             value=name,
             valid=valid,
         )
-    return number, printable(names[number]) if names else str(number)
+    shown = {names[number] if names else str(number) for names, number in found}
+    return printable(shown.pop() if len(shown) == 1 else written)
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedkeep._util.text import format_mean, format_megabytes, format_reached, printable
+from fedkeep._util.text import format_megabytes, format_reached, printable
 from fedkeep.analysis.compare import HIGHER_IS_BETTER, rank_groups
 from fedkeep.analysis.groups import FRACTIONS, Group, bytes_to, rounds_to
-from fedkeep.analysis.metric_columns import Column, format_cell, heading, rank_column
+from fedkeep.analysis.measures import format_measure, heading
+from fedkeep.analysis.metric_columns import Column, format_cell, rank_column
 from fedkeep.analysis.personal import measured_groups, personal_columns
 
-HEADS = {
-    "final": "final %",
-    "best": "best %",
-    "smoothed": "smoothed %",
-    "forgetting": "forgetting",
-    "round_forgetting": "per round",
-    "bytes": "MB",
-    "seconds": "s",
-}
+MEASURES = (*HIGHER_IS_BETTER, "bytes", "seconds")
+DIGITS = {"forgetting": 2, "round_forgetting": 2}  # fewer than elsewhere, so that a table fits into 80 columns
 CAPTION = (
     "forgetting: best earlier minus final accuracy, mean over classes; per round: mean loss from one round to the "
     "next; MB: total communication; s: seconds per run"
@@ -86,15 +80,15 @@ def comparison(title: str, groups: Mapping[str, Group]) -> MethodTable:
     def cell(name: str, key: str) -> Text:
         group = groups[name]
         if key not in HIGHER_IS_BETTER:
-            return Text(f"{group.mean[key] / (1e6 if key == 'bytes' else 1):.1f}")
-        digits, scale = (1, 100) if HIGHER_IS_BETTER[key] else (2, 1)
+            return Text(format_measure(key, group.mean[key]))
         place = places[key].get(name, 0)
-        number = Text(format_mean(group.mean[key], group.spread[key], digits, scale), style=STYLES.get(place, ""))
+        text = format_measure(key, group.mean[key], group.spread[key], DIGITS.get(key))
+        number = Text(text, style=STYLES.get(place, ""))
         return number + Text(MARKS.get(place, " " if ranked else ""))  # the space keeps digits in line
 
-    rows = {name: [cell(name, key) for key in HEADS] for name in groups}
+    rows = {name: [cell(name, key) for key in MEASURES] for name in groups}
     marks = f"{MARKS[1]} best, {MARKS[2]} second best; " if ranked else ""
-    return MethodTable(title, list(HEADS.values()), rows, marks + CAPTION)
+    return MethodTable(title, [heading(key) for key in MEASURES], rows, marks + CAPTION)
 
 
 def chosen_metrics(title: str, groups: Mapping[str, Group], columns: Sequence[Column]) -> MethodTable:
@@ -104,7 +98,7 @@ def chosen_metrics(title: str, groups: Mapping[str, Group], columns: Sequence[Co
 
     def cell(name: str, column: Column) -> Text:
         place = places[column.key].get(name, 0)
-        number = Text(column.cell(groups[name]), style=STYLES.get(place, ""))
+        number = Text(column.cell(groups[name], DIGITS.get(column.metric)), style=STYLES.get(place, ""))
         return number + Text(MARKS.get(place, " " if ranked else ""))  # the space keeps digits in line
 
     rows = {name: [cell(name, column) for column in columns] for name in groups}

@@ -30,7 +30,7 @@ def number_labels(
         raise DataError(f"y_train holds {holds[0]}, but y_test holds {holds[1]}", key="y_test", value=str(test.dtype))
     if texts[0]:
         names = _sorted_names(train) if class_names is None else list(class_names)
-        return _to_numbers(train, names, "y_train"), _to_numbers(test, names, "y_test"), names
+        return number_texts(train, names, "y_train"), number_texts(test, names, "y_test"), names
     if class_names is None and train.dtype.kind == test.dtype.kind == "b":
         class_names = _BOOLEANS
     return _to_tensor(train, "y_train"), _to_tensor(test, "y_test"), class_names
@@ -123,14 +123,17 @@ def _sorted_names(labels: np.ndarray) -> list[str]:
     return names
 
 
-def _to_numbers(labels: np.ndarray, names: list[str], key: str) -> Tensor:
+def number_texts(labels: np.ndarray, names: Sequence[str], key: str, one: str = "example") -> Tensor:
+    """Return the number of each label in these names; raise at the first that is not among them.
+
+    `one` is what an example is called in the message.
+    """
     index = {name: c for c, name in enumerate(names)}
     numbers = [index.get(label, -1) for label in labels.tolist()]
     if -1 in numbers:
         first = numbers.index(-1)
         raise DataError(
-            f"{key}: the label {str(labels[first])!r} of example {first} is not one of the classes "
-            f"({list_some(names)})",
+            f"{key}, {one} {first}: the label {str(labels[first])!r} is not one of the classes ({list_some(names)})",
             key=key,
             value=str(labels[first]),
             valid=names,

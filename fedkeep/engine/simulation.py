@@ -203,9 +203,11 @@ class Simulation:
             self.state.remember(record)
             measured = {**record, **{key: dict(record[key]) for key in ("metrics",) if key in record}}
             try:
-                self._call_callbacks(record)
+                self._call_callbacks(record, measured)
             except BaseException:  # the round is complete, whatever becomes of a callback
-                self._write(measured)
+                record.clear()
+                record.update(measured)
+                self._write(record)
                 raise
             self._write(record)
             self._applying = False
@@ -346,17 +348,18 @@ class Simulation:
         with round_part("writing"):
             self.ranks.on_rank0(lambda: self.state.write(record))
 
-    def _call_callbacks(self, record: Record) -> None:
-        """Call the callbacks, on rank 0; they may stop the run, and add to the record before it is written."""
+    def _call_callbacks(self, record: Record, measured: Record) -> None:
+        """Call the callbacks, on rank 0; they may stop the run, and add to what was measured before it is written."""
         if not self.callbacks:
             return
 
         def call() -> tuple[bool, Record]:
             record.setdefault("metrics", {})
-            known = set(record)
             for callback in self.callbacks:
                 callback(self, record)
-            keep_added(record, known, saved=self.folder is not None)
+                keep_added(record, measured, self.task.n_classes, saved=self.folder is not None)
+            if not record["metrics"]:
+                del record["metrics"]
             return self._stop, {key: record[key] for key in ("metrics",) if key in record}
 
         self._stop, added = self.ranks.on_rank0(call)

@@ -112,21 +112,20 @@ def _call(name: str, metric: Metric, logits: Tensor, y: Tensor) -> dict[str, Val
     returned = metric(z.clone(), y.clone())  # it may change what it gets
     if not isinstance(returned, Mapping):
         return {name: _to_value(returned, z.shape[1])}
-    values = {require_metric_name(f"{name}_{key}"): _to_value(value, 0) for key, value in returned.items()}
+    values = {require_metric_name(f"{name}_{key}"): _to_value(value, None) for key, value in returned.items()}
     if not values:
         raise _WrongValueError("it returns an empty dict")
     return values
 
 
-def _to_value(value: Any, n_classes: int) -> Value:
-    """Return a number or a list of one number per class; raise if it is anything else."""
+def _to_value(value: Any, n_classes: int | None) -> Value:
+    """Return a number or a list of one number per class; raise if it is anything else. A dict has no lists (None)."""
     try:
-        number = to_metric_value(value)
+        number = to_metric_value(value, n_classes)
     except TypeError as error:
         raise _WrongValueError(f"it must return {_FORMS}, not {error}") from None
-    if isinstance(number, list) and len(number) != n_classes:
-        found = f"a dict with {len(number)} numbers in one entry" if not n_classes else f"{len(number)} numbers"
-        raise _WrongValueError(f"it must return {_FORMS}, not {found}")
+    if isinstance(number, list) and n_classes is None:
+        raise _WrongValueError(f"it must return {_FORMS}, not a dict with {len(number)} numbers in one entry")
     return number
 
 

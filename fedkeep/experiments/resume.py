@@ -28,7 +28,7 @@ from fedkeep.experiments.extend import extend, round_to_repeat
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.experiment_file import OBSERVED, read_experiment, read_experiment_file
+from fedkeep.runs.experiment_file import read_experiment, read_experiment_file, refuse_observed
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
@@ -114,13 +114,7 @@ def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round:
             key="run_dir",
             value=str(path),
         )
-    if about.get("made_by", {}).get("engine") == OBSERVED:
-        raise ConfigError(
-            f"{path} is the record of a Flower app: only that app can continue it (resume=True of "
-            "fedkeep.flower.forgetting)",
-            key="run_dir",
-            value=str(path),
-        )
+    refuse_observed(path, about)
     try:
         experiment = Experiment.from_dict(about)
     except FedkeepError as error:

@@ -62,7 +62,8 @@ class ModelTest:
             loss += losses.cross_entropy(logits, truth).sum()
         scorer = Scorer(self.y, self.n_classes)
         record = scorer.read(scorer.start(torch.cat(parts), loss), round=0)
-        return {**record, **_finite(record.pop("test_loss"))}
+        mean_loss = record.pop("test_loss")
+        return {**record, **_finite(mean_loss)}
 
     def about(self) -> dict[str, Any]:
         """Return what identifies model and test data."""

@@ -13,9 +13,9 @@ from fedkeep.data.augment import InputPipeline
 from fedkeep.data.convert import require_lengths, to_inputs
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.labels import to_labels
+from fedkeep.data.sources.choice import USUAL_Y
 from fedkeep.errors import DataError
 
-LABEL_KEYS = ("label", "labels", "target", "y")  # of a data set whose examples are dicts
 BATCH = 256  # test examples at a time, unless a DataLoader has another number
 
 
@@ -40,13 +40,13 @@ def read_examples(data: Any, key: str, collate: Callable[[Any], Any] = default_c
     if not isinstance(batch, dict):
         x, y = batch
         return x, y
-    label = next((name for name in LABEL_KEYS if name in batch), None)
+    label = next((name for name in USUAL_Y if name in batch), None)
     if label is None:
         raise DataError(
-            f"an example has the keys {', '.join(map(str, batch))}, but no {', '.join(LABEL_KEYS)}",
+            f"an example has the keys {', '.join(map(str, batch))}, but no {', '.join(USUAL_Y)}",
             key=key,
             value=list(batch),
-            valid=LABEL_KEYS,
+            valid=USUAL_Y,
         )
     rest = {name: value for name, value in batch.items() if name != label and isinstance(value, Tensor)}
     return (rest if len(rest) > 1 else next(iter(rest.values()))), batch[label]

@@ -35,7 +35,7 @@ from fedkeep.experiments.resume import federation_from_arguments
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
-from fedkeep.runs.experiment_file import OBSERVED, read_experiment, read_experiment_file
+from fedkeep.runs.experiment_file import read_experiment, read_experiment_file, refuse_observed
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import CLIENTS
 from fedkeep.tree import Tree
@@ -176,13 +176,7 @@ def open_run(
 def _from_file(path: Path, about: dict[str, Any]) -> Federation:
     from fedkeep.experiments.experiment import Experiment
 
-    if about.get("made_by", {}).get("engine") == OBSERVED:
-        raise ConfigError(
-            f"{path} is the record of a Flower app, whose rounds fedkeep cannot train; compare, report, plot and "
-            "export can read it",
-            key="run_dir",
-            value=str(path),
-        )
+    refuse_observed(path, about)
     try:
         return build(Experiment.from_dict(about))
     except UntrustedCode:

@@ -16,6 +16,7 @@ from fedkeep import forgetting as fg
 from fedkeep._util.text import join_names, short_name
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.anatomy import loss_by_class
+from fedkeep.analysis.compare import most_accurate_first
 from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError
@@ -85,7 +86,7 @@ def _chosen(problems: Sequence[Problem], methods: Sequence[str]) -> list[Problem
         require_choice("methods", name, sorted(names), "method")
     chosen = []
     for problem in problems:
-        ranked = sorted(problem.groups, key=lambda g: (not g.finished, -g.mean["final"]))
+        ranked = most_accurate_first(problem.groups)
         if methods:
             ranked = list(dict.fromkeys(g for name in methods for g in ranked if name in _names(g)))
         if ranked:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import clip, printable
+from fedkeep._util.text import clip, printable, short_name
 from fedkeep.analysis.groups import Group, Problem
 from fedkeep.analysis.labels import problem_facts
 
@@ -32,13 +32,8 @@ def class_names(groups: Sequence[Group]) -> list[str] | None:
     for run in (run for group in groups for run in group.runs):
         names = run.history.class_names
         if names is not None and len(names) == run.class_accuracy.shape[1]:
-            return [short_name(name) for name in names]
+            return [short_name(name, MAX_NAME) for name in names]
     return None
-
-
-def short_name(name: object) -> str:
-    """Return a name from the data for the page: on one line, without what cannot be shown, and not too long."""
-    return clip(printable(" ".join(str(name).split())), MAX_NAME)
 
 
 def typical_seed(groups: Sequence[Group]) -> int:

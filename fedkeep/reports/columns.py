@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep._util.text import clip, format_mean, format_megabytes, format_reached, printable
+from fedkeep._util.text import clip, format_megabytes, format_reached, printable
 from fedkeep.analysis.compare import Difference, default_target, is_higher_better, rank_groups
 from fedkeep.analysis.groups import Group, bytes_to
+from fedkeep.analysis.measures import format_measure, heading
 from fedkeep.analysis.metric_columns import format_cell, site_values
 from fedkeep.errors import FedkeepError
 
@@ -26,30 +27,33 @@ class Column:
     """A measure of `Group.mean` as a column."""
 
     key: str
-    head: str
     note: str = ""  # what it means, for the sentence above the table
-    scale: float = 1.0
-    digits: int = 3
     spread: bool = True
+    named: str = ""  # its heading, if that is not the usual one
+
+    @property
+    def head(self) -> str:
+        """The heading of the column."""
+        return self.named or heading(self.key)
 
 
 SUMMARY = (
-    Column("final", "final %", "accuracy in the last round", 100, 1),
-    Column("best", "best %", "in the best round", 100, 1),
-    Column("smoothed", "smoothed %", "moving average", 100, 1),
-    Column("forgetting", "forgetting", "best earlier minus final accuracy, mean over classes (FedNTD, eq. 5)"),
-    Column("round_forgetting", "per round", "accuracy lost from one round to the next, gains ignored (Flashback)"),
+    Column("final", "accuracy in the last round"),
+    Column("best", "in the best round"),
+    Column("smoothed", "moving average"),
+    Column("forgetting", "best earlier minus final accuracy, mean over classes (FedNTD, eq. 5)"),
+    Column("round_forgetting", "accuracy lost from one round to the next, gains ignored (Flashback)"),
 )
 METRICS = (  # of the last evaluated round, in a table of their own
-    Column("balanced_accuracy", "balanced %", "mean of the classes' accuracies", 100, 1),
-    Column("macro_f1", "macro F1 %", "mean over classes", 100, 1),
-    Column("auc", "AUC", "one class against the rest, mean over classes"),
-    Column("ece", "ECE", "expected calibration error"),
+    Column("balanced_accuracy", "mean of the classes' accuracies"),
+    Column("macro_f1", "mean over classes"),
+    Column("auc", "one class against the rest, mean over classes"),
+    Column("ece", "expected calibration error"),
 )
 _NOT_SHOWN = {"macro_precision"}  # on the page; in `fedkeep compare --metrics` and exports it is
 COSTS = (
-    Column("bytes", "MB", "total communication", 1e-6, 1, spread=False),
-    Column("seconds", "seconds", "per run", 1, 1, spread=False),
+    Column("bytes", "total communication", spread=False),
+    Column("seconds", "per run", spread=False, named="seconds"),
 )
 
 
@@ -64,7 +68,7 @@ def table_columns(
     ranks = rank_groups({group.label: group for group in groups})
     known = {column.key for column in (*SUMMARY, *METRICS, *COSTS)} | _NOT_SHOWN
     common = [key for key in groups[0].mean if all(key in group.mean for group in groups)]
-    extra = [Column(key, clip(printable(key.replace("_", " ")), 24)) for key in common if key not in known]
+    extra = [Column(key, named=clip(printable(key.replace("_", " ")), 24)) for key in common if key not in known]
     columns = []
     for column in SUMMARY:
         if column.key in common:
@@ -112,7 +116,7 @@ def _measure_column(column: Column, groups: Sequence[Group], ranks: dict[str, in
     cells: list[Cell] = []
     for group in groups:
         mean, spread = group.mean[column.key], group.spread[column.key] if column.spread else None
-        text = NONE if math.isnan(mean) else format_mean(mean, spread, column.digits, column.scale)
+        text = NONE if math.isnan(mean) else format_measure(column.key, mean, spread)
         cells.append({"text": text, "value": mean, "spread": spread, "best": ranks.get(group.label) == 1})
     about = {"key": column.key, "head": column.head, "note": column.note, "spread": column.spread}
     return {**about, "down": bool(is_higher_better(column.key)), "cells": cells}

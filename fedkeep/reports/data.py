@@ -17,7 +17,7 @@ import numpy as np
 from fedkeep import forgetting
 from fedkeep._util import arrays
 from fedkeep._util.json import flatten, without_nan
-from fedkeep._util.text import printable
+from fedkeep._util.text import printable, short_name
 from fedkeep._util.version import __version__
 from fedkeep.analysis.anatomy import Anatomy
 from fedkeep.analysis.compare import default_against, differences, group_named, ordered
@@ -26,7 +26,7 @@ from fedkeep.analysis.labels import data_name
 from fedkeep.analysis.run_set import RunSet
 from fedkeep.analysis.sentences import list_names
 from fedkeep.data import partition
-from fedkeep.reports.about import class_names, facts, short_name, typical_seed
+from fedkeep.reports.about import MAX_NAME, class_names, facts, typical_seed
 from fedkeep.reports.columns import table_columns
 from fedkeep.reports.personal import personal_data
 from fedkeep.reports.recoverable import recoverable_data
@@ -274,7 +274,7 @@ def _split_index(run: Run, splits: dict[str, dict[str, Any]], most: int) -> int 
     split = {
         "clients": split["clients"],
         "ids": ids,
-        "names": [short_name(run.history.client_name(k)) for k in ids] if named else None,
+        "names": [short_name(run.history.client_name(k), MAX_NAME) for k in ids] if named else None,
         "counts": counts[shown].tolist(),
         "title": printable(title),
         "summary": partition.summarize_label_counts(counts),

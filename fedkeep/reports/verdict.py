@@ -8,11 +8,11 @@ from operator import attrgetter
 
 import numpy as np
 
-from fedkeep._util.text import clip, format_mean, join_names
+from fedkeep._util.text import clip, format_mean, join_names, short_name
 from fedkeep.analysis.compare import Difference, ordered
 from fedkeep.analysis.groups import Group
 from fedkeep.analysis.sentences import excluded, list_names, nothing_learned, remarks, tied_with_first
-from fedkeep.reports.about import short_name
+from fedkeep.reports.about import MAX_NAME
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _forgotten_classes(ranked: list[Group]) -> list[str]:
 def _class_list(group: Group, classes: Sequence[int]) -> str:
     history = group.runs[0].history
     if history.class_names is not None:
-        return join_names([short_name(history.class_name(c)) for c in classes])
+        return join_names([short_name(history.class_name(c), MAX_NAME) for c in classes])
     return f"{'class' if len(classes) == 1 else 'classes'} {join_names([str(c) for c in classes])}"
 
 

@@ -32,7 +32,8 @@ class CSVLogger(RoundLogger):
 
     The columns are round, accuracy, forgetting, round_forgetting, consistency, the record's numbers (lr, train_loss,
     test_loss, bytes_down, ...), the accuracy of each class, class_0, class_1, ..., and the other metrics (macro_f1,
-    auc, ...), your own too. Cells without a value are empty.
+    auc, ...), your own too. Cells without a value are empty. When a round has a number that no round before it had, the
+    file is replaced by one with a column for it.
     `file` is by default `log.csv` in the run folder. An existing file is replaced when the run starts or is resumed; a
     resumed run writes its earlier rounds again.
     """
@@ -44,17 +45,19 @@ class CSVLogger(RoundLogger):
 
     def _start(self, simulation: Simulation, rounds: list[RoundRow]) -> None:
         self._path = default_path(simulation, self.file, FILE, "file", "CSVLogger")
-        names = [name for _, figures in rounds for name in figures]
-        numbers = [name for name in names if name.startswith(("test/", "round/", "metrics/"))]
         self._columns = {
             **_COLUMNS,
-            **{name: name.partition("/")[2] for name in numbers},
+            **{name: name.partition("/")[2] for _, figures in rounds for name in _numbers(figures)},
             **{f"class_accuracy/{c}": f"class_{c}" for c in range(simulation.task.n_classes)},
         }
         write_atomic(self._path, _as_csv([["round", *self._columns.values()], *(self._row(*one) for one in rounds)]))
         self._handle = open_to_append(self._path)
 
     def _write(self, round: int, figures: dict[str, float]) -> None:
+        if self._simulation is not None and not self._columns.keys() >= set(_numbers(figures)):
+            self._end(finished=False)
+            self._start(self._simulation, self._rounds(self._simulation))
+            return
         try:
             write_all(self._handle, _as_csv([self._row(round, figures)]))
         except OSError as error:
@@ -67,6 +70,11 @@ class CSVLogger(RoundLogger):
         if self._handle >= 0:
             os.close(self._handle)
         self._handle = -1
+
+
+def _numbers(figures: dict[str, float]) -> list[str]:
+    """Return the names of the figures that have a column if some round has them."""
+    return [name for name in figures if name.startswith(("test/", "round/", "metrics/"))]
 
 
 def _as_csv(rows: list[list[str]]) -> bytes:

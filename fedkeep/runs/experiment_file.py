@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._util.toml import parse_toml
-from fedkeep.errors import RunError
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.runs.extension import read_extension
 from fedkeep.runs.files import EXPERIMENT, FORMAT, READABLE_FORMATS, is_there, read_bytes, to_toml, write_atomic
 from fedkeep.runs.seals import checksum, damaged, seal_text, unseal_text
@@ -43,6 +43,17 @@ def write_experiment(path: Path, about: dict[str, Any]) -> ExperimentFile:
 def read_experiment(path: Path) -> dict[str, Any]:
     """Return a run's experiment file as a dict; raise if it is damaged or of a newer format."""
     return read_experiment_file(path).about
+
+
+def refuse_observed(path: Path, about: dict[str, Any]) -> None:
+    """Raise if a run is the record of a user's own Flower app, which fedkeep cannot train."""
+    if about.get("made_by", {}).get("engine") == OBSERVED:
+        raise ConfigError(
+            f"{path} is the record of a Flower app: only that app can continue it (resume=True of "
+            "fedkeep.flower.forgetting); compare, report, plot and export can read it",
+            key="run_dir",
+            value=str(path),
+        )
 
 
 def read_experiment_file(path: Path) -> ExperimentFile:

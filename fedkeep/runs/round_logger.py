@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +84,17 @@ class RoundLogger(ABC):
         self.close()
         self._figures, self._simulation = RoundFigures(), simulation
         earlier = [one for one in simulation.history.records if one["round"] < record["round"]]
-        self._start(simulation, [(one["round"], self._figures.add(one)) for one in [*earlier, record]])
+        self._start(simulation, _rows([*earlier, record], self._figures))
 
     def close(self) -> None:
         """End the log; the simulation calls this when the run ends, whatever ends it."""
         if self._simulation is not None:
             self._end(self._simulation.history.ended is not None)
         self._figures = self._simulation = None
+
+    def _rounds(self, simulation: Simulation) -> list[RoundRow]:
+        """Return all rounds so far with their figures."""
+        return _rows(simulation.history.records, RoundFigures())
 
     @abstractmethod
     def _start(self, simulation: Simulation, rounds: list[RoundRow]) -> None:
@@ -103,6 +107,10 @@ class RoundLogger(ABC):
     @abstractmethod
     def _end(self, finished: bool) -> None:
         """Close the log; `finished` is False if an error or a signal ended the run."""
+
+
+def _rows(records: Iterable[Record], figures: RoundFigures) -> list[RoundRow]:
+    return [(record["round"], figures.add(record)) for record in records]
 
 
 def default_path(simulation: Simulation, given: str | Path | None, name: str, option: str, logger: str) -> Path:

@@ -44,10 +44,10 @@ def require_metric_name(name: Any) -> str:
     return name
 
 
-def to_metric_value(value: Any) -> float | list[float | None] | None:
+def to_metric_value(value: Any, n_classes: int | None = None) -> float | list[float | None] | None:
     """Return a metric as a record holds it: a number, or a list with one for each class; None for NaN and infinity.
 
-    Anything else raises a `TypeError` that says what it is.
+    Anything else raises a `TypeError` that says what it is; so does a list of another length, if `n_classes` is given.
 
     >>> to_metric_value(np.float32(0.5)), to_metric_value([1, float("nan")])
     (0.5, [1.0, None])
@@ -62,7 +62,11 @@ def to_metric_value(value: Any) -> float | list[float | None] | None:
         array = np.asarray([math.nan if number is None else number for number in array])
     if array.dtype.kind not in "fiub" or array.ndim > 1:
         raise TypeError(f"an array of shape {array.shape}" if array.ndim else format_value(value, most=60))
-    return to_metric_value(array.item()) if array.ndim == 0 else [to_metric_value(float(one)) for one in array]  # type: ignore[misc]
+    if array.ndim == 0:
+        return to_metric_value(array.item())
+    if n_classes not in (None, len(array)):
+        raise TypeError(f"{len(array)} numbers")
+    return [to_metric_value(float(one)) for one in array]  # type: ignore[misc]
 
 
 class RoundMetrics:

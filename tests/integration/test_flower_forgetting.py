@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from support.flower_grid import MemoryGrid, SuperNode
 from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import ConfigError, DataError, FedkeepError, ModelError, RunError
 from fedkeep.flower import Strategy, forgetting
+from fedkeep.flower.class_test import ModelTest
 from fedkeep.flower.strategy_api import MessageApi
 from fedkeep.instruments.next_round import open_run
 from fedkeep.reports.data import page_data
@@ -373,6 +375,15 @@ def test_a_failing_test_does_not_end_the_federation(tmp_path: Path, caplog: pyte
     assert same_arrays(result.arrays, start(strategy.FedAvg()).arrays)
     assert ["confusion" in record for record in fk.load_run(tmp_path).records] == [True, False, False, True]
     assert sum("out of memory" in record.message for record in caplog.records) == 1, "it is logged once"
+
+
+def test_a_loss_that_is_not_finite_is_left_out() -> None:
+    test = ModelTest(Net, TEST)
+    assert test.run(STATE)["test_loss"] > 0
+    record = test.run({**STATE, "3.bias": torch.tensor([float("inf"), 0.0, 0.0])})
+    assert "test_loss" not in record
+    assert "confusion" in record
+    json.dumps(record, allow_nan=False)
 
 
 def test_replies_that_cannot_be_read_do_not_end_the_federation(tmp_path: Path, monkeypatch, caplog) -> None:

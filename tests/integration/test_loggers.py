@@ -82,6 +82,21 @@ def test_a_resumed_run_has_every_row_once(problem: Problem, tmp_path: Path) -> N
     assert [float(row["accuracy"]) for row in rows[1:]] == history.accuracy.tolist()
 
 
+def test_a_number_that_appears_later_has_a_column(problem: Problem, tmp_path: Path) -> None:
+    def add(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+        if record["round"] in (2, 4):
+            record["metrics"][f"own_{record['round']}"] = 0.5
+
+    simulate(problem, add, fk.CSVLogger(), run_dir=tmp_path / "whole")
+    simulate(problem, add, fk.CSVLogger(), stop_after_two, run_dir=tmp_path / "resumed")
+    resume(problem, tmp_path / "resumed", add, fk.CSVLogger())
+    whole, resumed = (read_csv(tmp_path / name / "log.csv") for name in ("whole", "resumed"))
+    assert [row["own_2"] for row in whole] == ["", "", "0.5", "", ""]
+    assert [row["own_4"] for row in whole] == ["", "", "", "", "0.5"]
+    assert [list(row) for row in whole] == [list(row) for row in resumed], "the same columns in the same order"
+    assert all(a[key] == b[key] for a, b in zip(whole, resumed, strict=True) for key in a if key != "seconds")
+
+
 def test_one_csv_logger_serves_one_run_after_another(problem: Problem, tmp_path: Path) -> None:
     logger = fk.CSVLogger()
     for name in ("a", "b"):

@@ -27,6 +27,7 @@ from support.runs import (
     interrupt_small,
     is_killed_at_write,
     run_small,
+    run_small_until_killed,
     run_with_little_space,
     wait_for_lines,
 )
@@ -64,13 +65,13 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_weights(tmp_path: Path, f
 
 
 def test_a_run_killed_repeatedly_at_random_times_resumes_to_the_same_weights(tmp_path: Path, forks) -> None:
-    """Each process dies a random time after it has written a certain round, however fast the machine is."""
+    """Each process dies a random time after it has written a certain round, however fast or busy the machine is."""
     long = {"rounds": 60, "epochs": 2}
     whole, path = tmp_path / "whole", tmp_path / "killed"
     run_small(whole, "scaffold", **long)
     rng = random.Random(0)
     for lines in (1, 6, 14, 22, 30):
-        process = forks.Process(target=run_small, args=(str(path), "scaffold"), kwargs=long)
+        process = forks.Process(target=run_small_until_killed, args=(str(path), "scaffold", 50), kwargs=long)
         process.start()
         wait_for_lines(path / "rounds.jsonl", lines, process)
         time.sleep(rng.uniform(0, 0.02))

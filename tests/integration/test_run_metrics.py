@@ -147,19 +147,53 @@ def test_records_are_saved_with_what_callbacks_add(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("change", "key", "message"),
     [
-        ("note", torch.nn.ReLU(), "a callback added note to the record, which a run folder cannot hold"),
-        ("metrics", {"far": "away"}, r'record\["metrics"\]\["far"\] must be a number or one number per class'),
-        ("metrics", {"final": 1.0}, "metrics.final: every run has a number of that name"),
+        ({"note": torch.nn.ReLU()}, "note", "a callback added note to the record, which a run folder cannot hold"),
+        ({("a", 1): 1}, "('a', 1)", "the key must be a text"),
+        ({"metrics": {"far": "away"}}, "metrics.far", r'record\["metrics"\]\["far"\] must be a number or one number'),
+        ({"metrics": {"bias": [1, 2, 3]}}, "metrics.bias", "one number for each of 4 classes, not 3 numbers"),
+        ({"metrics": {"final": 1.0}}, "metrics.final", "metrics.final: every run has a number of that name"),
+        ({"metrics": None}, "metrics", "a dict of numbers by name; it is None"),
+        ({"train_loss": torch.tensor(1.0)}, "train_loss", "a callback changed train_loss of the record"),
     ],
 )
-def test_what_cannot_be_saved_is_refused(tmp_path: Path, key: str, value: Any, message: str) -> None:
-    with pytest.raises(FedkeepError, match=message):
-        simulate(callbacks=[lambda s, record: record.update({key: value})], run_dir=tmp_path / "run")
-    [_, record] = fk.load_run(tmp_path / "run").records  # the round is saved, without what was added
-    assert "note" not in record
-    assert not record.get("metrics")
+def test_what_cannot_be_saved_is_refused(tmp_path: Path, change: dict[Any, Any], key: str, message: str) -> None:
+    refused_and_saved_as_measured(tmp_path, lambda simulation, record: record.update(change), key, message)
+
+
+@pytest.mark.parametrize("key", ["metrics", "train_loss"])
+def test_a_callback_that_removes_something_is_refused(tmp_path: Path, key: str) -> None:
+    refused_and_saved_as_measured(tmp_path, lambda simulation, record: record.pop(key), key, "removed")
+
+
+def refused_and_saved_as_measured(path: Path, callback: Any, key: str, message: str) -> None:
+    """Require a callback to be refused, before the next is called, and the round to be saved as it was measured."""
+    simulations, called = [], []
+
+    def keep(simulation: Simulation, record: dict[str, Any]) -> None:
+        simulations.append(simulation)
+        record["metrics"]["kept"] = 1.0
+
+    with pytest.raises(FedkeepError, match=message) as refused:
+        simulate(callbacks=[keep, callback, lambda *given: called.append(given)], metrics=[top2], run_dir=path / "run")
+    assert (refused.value.key, called) == (key, [])
+    assert "\n" not in str(refused.value)
+    [_, record] = fk.load_run(path / "run").records
+    assert record == simulations[0].history.records[-1]
+    assert record["train_loss"] > 0
+    assert record["metrics"].keys() == {"top2"}
+
+
+def test_a_logger_gets_metrics_as_they_are_saved() -> None:
+    found = []
+    callbacks = [
+        lambda simulation, record: record["metrics"].update(norm=torch.tensor(2.0)),
+        lambda simulation, record: found.append(record["metrics"]["norm"]),
+    ]
+    simulate(callbacks=callbacks, rounds=1)
+    assert found == [2.0]
+    assert isinstance(found[0], float)
 
 
 def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
@@ -317,6 +351,35 @@ def test_compare_shows_a_metric_by_site(two_methods: Path) -> None:
         fk.compare(two_methods, metrics="nothing")
     markdown = run("compare", two_methods, "--sites", "ece", "--markdown")
     assert "| ECE | Aachen | Bonn | Celle |" in markdown
+
+
+def test_a_class_is_looked_up_by_its_name_in_every_run(tmp_path: Path) -> None:
+    data = dataclasses.replace(make_data(), class_names=("benign", "malignant", "other", "none"), name="one")
+    again = dataclasses.replace(data, class_names=("left", "right", "benign", "malignant"), name="two")
+    one, two = simulate(data, run_dir=tmp_path / "one"), simulate(again, run_dir=tmp_path / "two")
+    expected = {"f1.malignant": [one.f1[-1][1], two.f1[-1][3]], "f1.0": [one.f1[-1][0], two.f1[-1][0]]}
+    assert expected["f1.malignant"][0] != expected["f1.malignant"][1]
+    comparison = fk.compare([tmp_path / "one", tmp_path / "two"], metrics="f1.malignant,f1.0,f1.left")
+    columns = {key: [row[key] for row in comparison.rows] for key in (*expected, "f1.left")}
+    assert {key: columns[key] for key in expected} == expected
+    assert np.isnan(columns["f1.left"]).tolist() == [True, False], "one of the runs has no such class"
+    assert [column.head for column in comparison.chosen.columns] == ["F1 malignant %", "F1 0 %", "F1 left %"]
+
+
+def test_a_measure_has_one_heading_and_one_number_of_digits(two_methods: Path) -> None:
+    usual, chosen = (fk.compare(two_methods, metrics=names) for names in (None, "final,forgetting,round_forgetting"))
+    row = next(row for row in usual.rows if row["label"] == "fedavg")
+    for measure, head in (("forgetting", "forgetting"), ("round_forgetting", "per round")):
+        cell = f"{row[measure]:.3f}±{row[f'{measure}_std']:.3f}"
+        for text in (repr(usual), repr(chosen), usual.to_markdown(), chosen.to_markdown(), usual._repr_html_()):
+            assert cell in text
+            assert head in text
+        [problem] = page_data(read_runs([two_methods]))["problems"]
+        [column] = [column for column in problem["columns"] if column["head"] == head]
+        assert cell in [shown["text"] for shown in column["cells"]]
+        narrow = f"{row[measure]:.2f}±{row[f'{measure}_std']:.2f}"
+        assert narrow in run("compare", two_methods)
+        assert narrow in run("compare", two_methods, "--metrics", measure)
 
 
 def test_the_page_has_tables_of_metrics_and_sites(two_methods: Path) -> None:

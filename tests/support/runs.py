@@ -54,6 +54,17 @@ def run_small(path: Path | str, method: str, **train: Any) -> fk.History:
     return run(small_experiment(method, **train), path)
 
 
+def run_small_until_killed(path: Path | str, method: str, round: int, **train: Any) -> None:
+    """Run or resume a small experiment up to this round, and wait there to be killed; the target of a process."""
+
+    def wait(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+        if record["round"] == round:
+            time.sleep(120)
+
+    torch.set_num_threads(1)
+    run(small_experiment(method, **train), path, [wait])
+
+
 def interrupt_small(path: Path) -> None:
     """Leave a run of SCAFFOLD that was interrupted after round 3 of 4, with a checkpoint at round 2."""
 

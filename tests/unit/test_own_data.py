@@ -87,6 +87,29 @@ def test_an_object_is_read_as_the_csv_file_of_it(tmp_path: Path, kind: str) -> N
     assert len(load(frame, test=0.5, **options).y_test) == ROWS // 2
 
 
+@pytest.mark.parametrize("kind", ["frames", "csv", "parquet"])
+def test_the_owners_of_test_examples_are_those_of_the_test_table(tmp_path: Path, kind: str) -> None:
+    def pair(**of_test: Any) -> tuple[Any, Any]:
+        tables = [pandas.DataFrame(columns()), pandas.DataFrame({**columns(), **of_test})]
+        if kind == "frames":
+            return tables[0], tables[1].dropna(axis=1)
+        paths = [tmp_path / f"{name}.{kind}" for name in ("a", "b")]
+        for table, path in zip(tables, paths, strict=True):
+            shown = table.dropna(axis=1)
+            shown.to_csv(path, index=False) if kind == "csv" else shown.to_parquet(path)
+        return paths[0], paths[1]
+
+    options: dict[str, Any] = {"y": "diagnosis", "ids": "hospital", "x": ["age", "sex"]}
+    own = ["Zell", *["Ulm"] * (ROWS - 1)]
+    data = load(pair(hospital=own), **options)
+    assert data.test_ids.tolist() == own
+    assert data.ids.tolist() == columns()["hospital"].tolist()
+    assert load(pair(hospital=None), **options).test_ids is None, "they are not demanded"
+    assert load(pair(hospital=own), **options, min_per_id=2).test_ids.tolist() == own[1:]
+    with raises(DataError, "ids", "hospital"):
+        load(pair(hospital=range(ROWS)), **options)
+
+
 def test_class_labels_and_splits_of_hugging_face_are_used() -> None:
     features = datasets.Features(
         {"x": datasets.Sequence(datasets.Value("float32")), "label": datasets.ClassLabel(names=["neg", "pos"])}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep._util.text import list_some, one_line
+from fedkeep.data.labels import number_texts
 from fedkeep.data.sources import columns, csv_files, parquet
 from fedkeep.data.sources.categories import feature_names
 from fedkeep.data.sources.choice import Chosen, choose, leave_out_by_content, log_choice, require_columns
@@ -64,8 +65,18 @@ def read_files(train: Sequence[Path], test: Sequence[Path] | None, options: Opti
     options.reject_except("a table", *OPTIONS, "test", "first_label")
     table = read(train, options)
     chosen = choose_columns(table, options)  # the test table uses the columns chosen for training
-    test_table = None if test is None else read(test, replace(options, x=chosen.x, text=None, y=chosen.y))
+    test_table = None if test is None else _read_test(test, replace(options, x=chosen.x, text=None, y=chosen.y))
     return from_tables(table, test_table, options, name or train[0].name.partition(".")[0], chosen)
+
+
+def _read_test(paths: Sequence[Path], options: Options) -> Table:
+    """Read the test table; the column of the owners may be missing."""
+    try:
+        return read(paths, options)
+    except DataError as error:
+        if error.key != "ids" or options.ids in (error.valid or [options.ids]):
+            raise
+        return read(paths, replace(options, ids=None))
 
 
 def choose_columns(table: Table, options: Options) -> Chosen:
@@ -82,7 +93,8 @@ def from_tables(train: Table, test: Table | None, options: Options, name: str, c
             raise DataError(f"{table.name} has no rows", key=table.name)
     chosen = chosen or choose_columns(train, options)
     if test is not None:
-        require_columns(test.arrow.schema, chosen, test.name)
+        owners = chosen.ids if chosen.ids in test.arrow.schema.names else None
+        require_columns(test.arrow.schema, replace(chosen, ids=owners), test.name)
     log_choice(chosen, train.name)
     (y, y_test), names = _number_labels(train, test, chosen, options)
     found = columns.categories(train, chosen, options)
@@ -96,7 +108,19 @@ def from_tables(train: Table, test: Table | None, options: Options, name: str, c
     x_test = columns.inputs(test, chosen, options, found, like=x)
     if isinstance(x, np.ndarray) and isinstance(x_test, np.ndarray) and x.ndim == x_test.ndim == 4:
         x, x_test = same_channels(x, x_test)
-    return replace(raw, train=Part(x, y, ids), test=Part(x_test, y_test))
+    return replace(raw, train=Part(x, y, ids), test=Part(x_test, y_test, _test_owners(test, chosen.ids, ids)))
+
+
+def _test_owners(test: Table, name: str | None, ids: np.ndarray | None) -> np.ndarray | None:
+    """Return the owners of the test examples; None if the test table does not have them."""
+    if name is None or ids is None or name not in test.arrow.schema.names:
+        return None
+    owners = columns.id_column(test, name)
+    if (owners.dtype.kind == "O") != (ids.dtype.kind == "O"):
+        kinds = ["texts" if array.dtype.kind == "O" else "numbers" for array in (ids, owners)]
+        message = f"{test.name}: the owners {name!r} are {kinds[1]}, but {kinds[0]} in the training table"
+        raise DataError(message, key="ids", value=name)
+    return owners
 
 
 def _number_labels(
@@ -115,8 +139,8 @@ def _number_labels(
     y, y_test = columns.labels(train, chosen.y), None if test is None else columns.labels(test, chosen.y)
     if y.dtype.kind in "UO":
         names = names or np.unique(y).tolist()
-        y = _to_numbers(y, names, train.name)
-        y_test = None if test is None or y_test is None else _to_numbers(y_test, names, test.name)
+        y = number_texts(y, names, train.name, "row").numpy()
+        y_test = None if test is None or y_test is None else number_texts(y_test, names, test.name, "row").numpy()
     elif columns.is_boolean(train, chosen.y):
         names = names or ["False", "True"]
     return (y, y_test), names or None
@@ -227,16 +251,3 @@ def _declared_classes(schema: Any, y: str) -> list[str]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):  # the metadata is optional
         return []
     return [str(name) for name in names] if isinstance(names, list) else []
-
-
-def _to_numbers(y: np.ndarray, classes: list[str], where: str) -> np.ndarray:
-    index: Mapping[str, int] = {name: c for c, name in enumerate(classes)}
-    for row, label in enumerate(y.tolist()):
-        if label not in index:
-            raise DataError(
-                f"{where}, row {row}: the label {label!r} is not one of the classes ({list_some(classes)})",
-                key=where,
-                value=label,
-                valid=classes,
-            )
-    return np.array([index[label] for label in y.tolist()], np.int64)
