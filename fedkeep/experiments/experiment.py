@@ -173,18 +173,18 @@ class Experiment(BaseModel):
                 key="model.class",
                 value=table["class"],
             )
-        if own_parts.resolve("model", _require_name("model", table)) is None:
+        if not own_parts.is_own("model", _require_name("model", table)):
             _require_known("model", table, ["name", *models.options(table["name"])])
         return table
 
     @field_validator("data")
     @classmethod
     def _data(cls, table: dict[str, Any]) -> dict[str, Any]:
-        code = own_parts.resolve("data", _require_name("data", table))
+        is_own = own_parts.is_own("data", _require_name("data", table))
         own = [name for name in inspect.signature(load).parameters if name != "options"]
-        if code is None:
+        if not is_own:
             _require_known("data", table, [*own, *(f.name for f in fields(Options))])
-        if code is None and not isinstance(table.get("tokenizer", ""), str):
+        if not is_own and not isinstance(table.get("tokenizer", ""), str):
             raise ConfigError(
                 f"data.tokenizer must be a text, not {format_value(table['tokenizer'])}: a function can be given in "
                 "Python only",

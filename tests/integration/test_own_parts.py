@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from support.errors import raises
 
 import fedkeep as fk
 from fedkeep._util import own_parts
+from fedkeep.analysis.groups import Group
 from fedkeep.cli.options import confirm_code
 from fedkeep.errors import ConfigError, FedkeepError, UntrustedCode
 from fedkeep.experiments.experiment import Experiment, read
@@ -76,6 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (path / "parts_of_mine.py").write_text(MODULE)
     (path / "my.toml").write_text(TOML)
     monkeypatch.setattr(own_parts, "_trusted", set())
+    monkeypatch.setattr(own_parts, "_folders", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield path
@@ -165,8 +169,9 @@ def test_errors_in_own_code_say_where_they_were_raised(folder: Path, tmp_path: P
 
 
 def test_installed_packages_offer_parts_under_short_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = {"fedkeep.models": {"tiny": "parts_of_mine:net"}, "fedkeep.data": {"toy": "parts_of_mine:load"}}
-    monkeypatch.setattr("fedkeep.experiments.own_parts.entry_point_names", lambda group: offered.get(group, {}))
+    install(
+        folder, {"models": "tiny = parts_of_mine:net\nodd = parts_of_mine:HERE", "data": "toy = parts_of_mine:load"}
+    )
     monkeypatch.syspath_prepend(folder)
     tables = override(read(folder / "my.toml"), ["model=tiny", "model.width=3", "data=toy", "callbacks=[]"])
     from fedkeep.experiments.build import build
@@ -176,9 +181,76 @@ def test_installed_packages_offer_parts_under_short_names(folder: Path, monkeypa
     assert len(federation.clients) == 3
     with raises(ConfigError, "model.widht"):
         Experiment.from_dict(override(tables, ["model.widht=3"]), given=True)
+    with raises(ConfigError, "model.name", mentions=["odd", "PosixPath"]):
+        Experiment.from_dict(override(tables, ["model=odd"]), given=True)
+
+
+def install(folder: Path, offered: dict[str, str]) -> None:
+    """Let the packages in a folder offer parts, as if they had been installed there."""
+    about = folder / "parts_of_mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parts_of_mine\nVersion: 1.0\n")
+    lines = [f"[fedkeep.{group}]\n{lines}\n" for group, lines in offered.items()]
+    (about / "entry_points.txt").write_text("".join(lines))
 
 
 # Safety
+
+
+def test_a_module_in_the_working_directory_does_not_take_the_place_of_an_installed_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The folder `mine` is where packages are installed; the victim's folder has a module of the same name."""
+    install(folder, {"models": "tiny = parts_of_mine:net", "data": "toy = parts_of_mine:load"})
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "parts_of_mine.py").write_text("raise SystemExit('foreign code')\n")
+    (victim / "of_victim.py").write_text("class Log:\n    def __call__(self, simulation, record): ...\n")
+    (victim / "plug.toml").write_text(TOML.replace("parts_of_mine:net", "tiny").replace("parts_of_mine:load", "toy"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+    commands = [
+        ["run", "plug.toml", "callbacks=[]", "--name", "run", "--runs", "."],
+        ["resume", "run", "--from-round", "0"],
+        ["run", "run/experiment.toml", "--callback", "of_victim:Log", "--trust", "of_victim", "--name", "again"],
+    ]
+    script = f"""
+import sys
+from fedkeep.cli import main
+for command in {commands}:
+    sys.argv = ["fedkeep", *command]
+    sys.modules.pop("parts_of_mine", None)
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (command, end)
+"""
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, cwd=victim, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "foreign code" not in done.stdout + done.stderr
+    assert (folder / "imports.txt").read_text() == "imported\n" * 3
+
+
+def test_a_module_that_an_installed_one_hides_is_named(folder: Path) -> None:
+    (folder / "fractions.py").write_text("def net(): ...\n")
+    with raises(ConfigError, "model.name", mentions=[str(folder / "fractions.py"), "rename yours"]):
+        Experiment.load(folder / "my.toml", ["model=fractions:net"])
+
+
+@pytest.mark.parametrize("source", ["parts_of_mine:load", "toy"])
+def test_no_plot_runs_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    install(folder, {"data": "toy = parts_of_mine:load"})
+    monkeypatch.syspath_prepend(folder)
+    run(Experiment.load(folder / "my.toml", [f"data={source}"]), tmp_path / "run")
+    (folder / "imports.txt").unlink()
+    sys.modules.pop("parts_of_mine")
+    history = load_run(tmp_path / "run", weights=False)
+    monkeypatch.setattr("fedkeep.plots.runs.label_counts_of", lambda history: None)  # as in runs of earlier versions
+    from fedkeep.plots.runs import split
+
+    group = Group.of_histories("run", [history])
+    assert f"data.source = '{source}'" in split([group])
+    assert not (folder / "imports.txt").exists()
 
 
 def test_a_module_in_a_run_folder_is_not_imported_even_from_within(folder: Path, run_folder: Path) -> None:
