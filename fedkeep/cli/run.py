@@ -116,6 +116,7 @@ def run(
     from fedkeep.engine.profile import Profile
     from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import as_list, expand_sweep, override, sweeps_all_methods
+    from fedkeep.experiments.own_parts import trust_given
     from fedkeep.experiments.plan import Change, plan_runs
     from fedkeep.experiments.sweep import run_all
     from fedkeep.instruments.options import AUTO, Options
@@ -138,6 +139,7 @@ def run(
     tables = read(file) if file else {}
     own_parts.trust(trust or [])
     if callback:
+        trust_given({"callbacks": callback})
         tables["callbacks"] = [*as_list(tables.get("callbacks")), *callback]
     base = name or tables.get("name") or (file.stem if file else "run")
 

@@ -29,7 +29,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from fedkeep import methods, models
-from fedkeep._util.own_parts import import_from, trust
+from fedkeep._util.own_parts import import_from
 from fedkeep._util.text import did_you_mean, format_value, join_names
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_bool, require_choice, require_label, require_number
@@ -77,7 +77,7 @@ class Experiment(BaseModel):
         """
         recorded = "made_by" in tables  # the experiment of a run
         if given and not recorded:
-            trust(own_parts.named_code(tables).values())
+            own_parts.trust_given(tables)
             tables = with_absolute_paths(tables, Path.cwd(), must_exist=True)
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
         if recorded and "method" in tables:
@@ -137,6 +137,7 @@ class Experiment(BaseModel):
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
         """Read an experiment file and apply `key=value` overrides."""
+        own_parts.trust_given(override({}, overrides := list(overrides)))
         return cls.from_dict(override(read(Path(path)), overrides), given=True)
 
     @field_validator("label", mode="before")

@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from fedkeep import models
-from fedkeep._util.own_parts import call_object, find_entry_point, is_own_part, load_entry_point, load_object
+from fedkeep._util.own_parts import call_object, find_entry_point, is_own_part, load_entry_point, load_object, trust
 from fedkeep._util.rng import seeded
 from fedkeep._util.structure import structure_hash
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep.data import Dataset, load
 from fedkeep.data.sources import generated, hub, named
 from fedkeep.engine.simulation import Callback
+from fedkeep.engine.user_metrics import metrics_by_name
 from fedkeep.errors import ConfigError
-from fedkeep.experiments.overrides import NAME_KEY, as_table
-from fedkeep.runs.round_metrics import require_metric_name
+from fedkeep.experiments.overrides import NAME_KEY, as_list, as_table
 
 if TYPE_CHECKING:
     from fedkeep.experiments.experiment import Experiment
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 GROUPS = {"model": "fedkeep.models", "data": "fedkeep.data", "callbacks": "fedkeep.callbacks"}
 # keys of [data] that fedkeep applies to the data set that a function returns, unless the function takes them itself
 SHARED_OPTIONS = (
-    "public", "public_ids", "public_alpha", "public_only", "min_per_id", "held_out", "validation", "seed",
+    "public", "public_ids", "public_alpha", "public_only", "min_per_id", "held_out", "validation", "normalise", "seed",
 )  # fmt: skip
 _FILLED_IN = {"model": ("input_shape", "n_classes"), "data": ("seed",), "callbacks": ()}
 
@@ -49,13 +49,17 @@ def named_code(tables: Mapping[str, Any]) -> dict[str, str]:
         name = table.get(NAME_KEY[section]) if isinstance(table, dict) else None
         if is_code(section, name):
             found[f"{section}.{NAME_KEY[section]}"] = str(name)
-    given = tables.get("callbacks")
-    for number, item in enumerate([given] if isinstance(given, str | dict) else given or []):
+    for number, item in enumerate(as_list(tables.get("callbacks"))):
         name = item.get("name") if isinstance(item, dict) else item
         if is_own_part(name):
             found[f"callbacks.{number}" if number else "callbacks"] = str(name)
-    metrics = _metrics_by_name(tables.get("metrics"))
+    metrics = metrics_by_name(tables.get("metrics"), ConfigError)
     return found | {f"metrics.{name}": code for name, code in metrics.items() if is_own_part(code)}
+
+
+def trust_given(tables: Mapping[str, Any]) -> None:
+    """Allow the code to be loaded that these tables name: the user wrote them, or typed them as changes to others."""
+    trust(named_code(tables).values())
 
 
 def is_code(section: str, name: object) -> bool:
@@ -178,12 +182,8 @@ def metric_names(given: Any) -> dict[str, str]:
     >>> metric_names(["my_metrics:specificity"])
     {'specificity': 'my_metrics:specificity'}
     """
-    if not isinstance(given, Mapping | list | str):
-        message = f"metrics = {format_value(given)}: write a table of names, each with package.module:function"
-        raise ConfigError(message, key="metrics", value=given)
-    metrics = _metrics_by_name(given)
+    metrics = metrics_by_name(given, ConfigError)
     for name, code in metrics.items():
-        require_metric_name(name)
         if not is_own_part(code):
             raise ConfigError(
                 f"metrics.{name} = {format_value(code)}: write package.module:function",
@@ -191,14 +191,6 @@ def metric_names(given: Any) -> dict[str, str]:
                 value=code,
             )
     return metrics
-
-
-def _metrics_by_name(given: Any) -> dict[str, Any]:
-    """Return metrics by name: a table as it is, a list by the functions' own names."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    listed = given if isinstance(given, list) else [given] if isinstance(given, str) else []
-    return {str(code).rpartition(":")[2]: code for code in listed}
 
 
 def load_metrics(experiment: Experiment) -> dict[str, Callable[..., Any]]:

@@ -122,6 +122,14 @@ def test_the_seed_decides_the_weights_of_an_own_model_and_data_takes_a_public_se
     assert init("a", 0) == init("b", 0) != init("c", 1)
 
 
+def test_own_data_can_be_normalised(folder: Path) -> None:
+    from fedkeep.experiments.build import build
+
+    data = build(Experiment.load(folder / "my.toml", ["data.normalise=standard"])).data
+    assert data.normalise == "standard"
+    assert torch.allclose(torch.as_tensor(data.mean).flatten().float(), data.x_train.mean(0))
+
+
 def test_own_parts_are_swept_in_processes(folder: Path, tmp_path: Path, forked_workers: None) -> None:
     from fedkeep.experiments.sweep import run_all
 
@@ -147,6 +155,9 @@ class _Silent:
         (["data.m=3"], "data.m", ["n, seed"]),
         (["callbacks=nonsense"], "callbacks", ["package.module:name"]),
         (["callbacks=[3]"], "callbacks", []),
+        (["callbacks=5"], "callbacks", ["package.module:name"]),
+        (["metrics=5"], "metrics", ["5"]),
+        (['metrics=["parts_of_mine:f", "others:f"]'], "metrics", ["two metrics", "f"]),
         (["model=os.path:join"], "model.a", []),
     ],
 )
@@ -286,6 +297,22 @@ def test_no_command_runs_code_because_a_run_folder_names_it(folder: Path, run_fo
     assert done.returncode == 0, done.stderr
     assert (folder / "imports.txt").exists(), "the user's own module"
     assert not (run_folder / "imports.txt").exists()
+
+
+def test_code_that_is_typed_is_run_also_where_it_changes_the_file_of_a_run(folder: Path, run_folder: Path) -> None:
+    (folder / "typed.py").write_text(
+        "def share(z, y): return float((z.argmax(1) == 0).float().mean())\n"
+        "def log(): return lambda simulation, record: open('called.txt', 'a').write('x')\n"
+    )
+    file = str(run_folder / "experiment.toml")
+    typed = ["--callback", "typed:log", "metrics.share=typed:share"]
+    done = fedkeep("run", file, *typed, cwd=folder)
+    assert "--trust parts_of_mine" in done.stderr, "the folder's own code is still refused"
+    assert not (folder / "imports.txt").exists()
+    done = fedkeep("run", file, *typed, "--trust", "parts_of_mine", "--name", "x", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "called.txt").read_text() == "xx"
+    assert "share" in load_run(folder / "runs" / "x").records[-1]["metrics"]
 
 
 def test_a_file_without_made_by_in_a_run_folder_is_no_experiment_of_the_users(folder: Path, run_folder: Path) -> None:
