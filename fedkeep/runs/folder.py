@@ -42,6 +42,7 @@ from fedkeep.runs.checkpoints import (
 )
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.experiment_file import ExperimentFile, read_experiment_file, write_experiment
+from fedkeep.runs.extension import write_extension
 from fedkeep.runs.files import (
     CLIENTS,
     DIVERGED,
@@ -83,6 +84,7 @@ class RunFolder:
 
     def __init__(self, path: Path, checkpoint_every: int | None = None, keep: int | None = None) -> None:
         self.path, self.checkpoint_every, self.keep = path, checkpoint_every, keep or KEEP
+        self.rounds: int | None = None  # to which `restore` extends the run
         self.clients = path / CLIENTS
         self.last: int | None = None  # the round of the last checkpoint
         self._experiment: ExperimentFile | None = None
@@ -133,13 +135,18 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path, keep: int | None = None) -> RunFolder:
-        """Open an existing run, to resume it; `keep` takes precedence over the recorded number of checkpoints."""
+    def open(cls, path: Path, keep: int | None = None, rounds: int | None = None) -> RunFolder:
+        """Open an existing run, to resume it; `keep` takes precedence over the recorded number of checkpoints.
+
+        If it has fewer than `rounds` rounds, `restore` extends it to so many.
+        """
         if keep is not None:
             require_whole("keep", keep, low=1, error=RunError)
         experiment = read_experiment_file(path)
         folder = cls(path, experiment.about.get("checkpoint_every"), keep or experiment.about.get("keep"))
         folder._use(experiment)
+        if rounds is not None and rounds > experiment.about["train"]["rounds"]:
+            folder.rounds = rounds
         return folder
 
     @property
@@ -227,13 +234,14 @@ class RunFolder:
     def restore(self, states: ClientStore, from_round: int | None = None) -> Checkpoint | None:
         """Read the last checkpoint, or that of an earlier round; return None before the first.
 
-        Everything that it needs is validated before anything changes. Then the records after it are cut off, and the
-        files that nothing refers to any more are deleted.
+        Everything that it needs is validated before anything changes. Then the run is extended, if it is to have more
+        rounds, the records after the checkpoint are cut off, and files that nothing refers to any more are deleted.
         """
         file = self._choose(from_round)
         require_replaceable(self.path / DIVERGED)
         if file is None:
             _require_no_records(self.path)
+            self._extend()
             self._forget_divergence()
             remove_partial_files(self.path)
             self._cut(0)
@@ -241,6 +249,7 @@ class RunFolder:
         saved = read_checkpoint(file, self.experiment)
         states.require_states(saved.clients)
         older = self._older_indexes(saved.round) if states.folder is not None and states.folder.exists() else []
+        self._extend()
         remove_partial_files(self.path)
         going_back = file != newest_checkpoint(self.path, self.run)
         if self.run is not None:
@@ -254,6 +263,10 @@ class RunFolder:
         self.last = self._recorded = saved.round
         self._check = saved.header.check
         return saved
+
+    def _extend(self) -> None:
+        if self.rounds is not None and self.run is not None:
+            write_extension(self.path, self.run, self.rounds)
 
     def _delete_run(self) -> None:
         """Delete the files of the run that is here, the experiment file last; files that are not a run's stay."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.cli import fedkeep
 from support.errors import raises
+from support.runs import files_of
 
 import fedkeep as fk
 from fedkeep._util import own_parts
@@ -297,6 +298,15 @@ def test_no_command_runs_code_because_a_run_folder_names_it(folder: Path, run_fo
     assert done.returncode == 0, done.stderr
     assert (folder / "imports.txt").exists(), "the user's own module"
     assert not (run_folder / "imports.txt").exists()
+
+
+def test_a_run_whose_code_is_not_trusted_is_not_extended(folder: Path, run_folder: Path) -> None:
+    before = files_of(run_folder)
+    with raises(UntrustedCode):
+        fk.resume(run_folder, rounds=3)
+    assert "--trust parts_of_mine" in fedkeep("resume", str(run_folder), "rounds=3", cwd=folder).stderr
+    assert files_of(run_folder) == before
+    assert load_run(run_folder).finished
 
 
 def test_code_that_is_typed_is_run_also_where_it_changes_the_file_of_a_run(folder: Path, run_folder: Path) -> None:
