@@ -25,13 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import RunError
 from fedkeep.runs.abandoned import delete_abandoned, last_abandoned_round, set_aside
 from fedkeep.runs.checkpoints import (
-    CHECKPOINT_1,
     Checkpoint,
     checkpoint_file,
     covered_files,
@@ -41,6 +38,7 @@ from fedkeep.runs.checkpoints import (
     read_index,
 )
 from fedkeep.runs.client_store import ClientStore
+from fedkeep.runs.deletion import delete_run
 from fedkeep.runs.experiment_file import ExperimentFile, read_experiment_file, write_experiment
 from fedkeep.runs.extension import write_extension
 from fedkeep.runs.files import (
@@ -48,12 +46,8 @@ from fedkeep.runs.files import (
     DIVERGED,
     ENDED,
     EXPERIMENT,
-    EXTENDED,
-    FEDERATION,
-    INSTRUMENTS,
     LOCK,
     ROUNDS,
-    SPLIT,
     is_there,
     make_folder,
     make_private,
@@ -67,8 +61,8 @@ from fedkeep.runs.files import (
     write_atomic,
 )
 from fedkeep.runs.history import Record
+from fedkeep.runs.lock import lock_folder
 from fedkeep.runs.records import format_record
-from fedkeep.runs.releases import RELEASES
 from fedkeep.runs.seals import seal_json, seal_text
 from fedkeep.runs.trees import write_tree
 from fedkeep.tree import Tree
@@ -92,7 +86,7 @@ class RunFolder:
         self._opened = self._last_checkpoint = time.monotonic()
         self._total_cost = self._last_cost = 0.0  # seconds, of all checkpoints and of the last
         self._abandoned: int | None = None  # the last of the rounds that were set aside
-        self._lock = _locked(path / LOCK)
+        self._lock = lock_folder(path / LOCK)
         try:
             self._rounds = open_to_append(path / ROUNDS)
         except BaseException:
@@ -124,9 +118,9 @@ class RunFolder:
             _require_no_records(path)
         folder = cls(path, about.get("checkpoint_every"), about.get("keep"))
         try:
-            if overwrite:
-                folder._delete_run()
             folder._cut(0)
+            if overwrite:
+                delete_run(path)
             folder._use(write_experiment(path, about))
             remove_partial_files(path)
         except BaseException:
@@ -268,16 +262,6 @@ class RunFolder:
         if self.rounds is not None and self.run is not None:
             write_extension(self.path, self.run, self.rounds)
 
-    def _delete_run(self) -> None:
-        """Delete the files of the run that is here, the experiment file last; files that are not a run's stay."""
-        self._cut(0)
-        ClientStore(self.clients).restore({})  # no state is referred to any more
-        delete_abandoned(self.path)
-        for file in (*find_checkpoints(self.path).values(), self.path / CHECKPOINT_1):
-            remove(file)
-        for name in (RELEASES, SPLIT, FEDERATION, INSTRUMENTS, EXTENDED, ENDED, DIVERGED, EXPERIMENT):
-            remove(self.path / name)
-
     def _use(self, experiment: ExperimentFile) -> None:
         self._experiment, self._check = experiment, experiment.checksum
 
@@ -348,24 +332,3 @@ def _require_no_records(path: Path) -> None:
             key=ROUNDS,
             value=str(file),
         )
-
-
-def _locked(path: Path) -> FileLock:
-    """Lock the folder of this file. The system releases the lock when the process ends, however it ends."""
-    require_replaceable(path)
-    lock = FileLock(path, blocking=False, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise RunError(
-            f"another process is using {path.parent}; wait for it or stop it first",
-            key="run_dir",
-            value=str(path.parent),
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        raise RunError(
-            f"{path} cannot be locked ({getattr(error, 'strerror', None) or error}): the folder must be writable",
-            key=path.name,
-            value=str(path),
-        ) from error
-    return lock

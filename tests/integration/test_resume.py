@@ -326,6 +326,17 @@ def simulated(problem: Problem, path: Path, **options: Any) -> fk.History:
                        run_dir=path, **settings)  # fmt: skip
 
 
+def write_logs(path: Path) -> list[Path]:
+    """Write what loggers would, into a run folder, and a log of another run; return the files and folders."""
+    run = read_experiment(path)["made_by"]["run"]
+    names = ["log.csv", "trace.json.gz", "tensorboard/events.out.tfevents.1", f"wandb/offline-run-1-{run}/x.wandb"]
+    for name in [*names, "wandb/run-1-other/x.wandb"]:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(b"")
+    (path / "wandb" / "latest-run").symlink_to(f"offline-run-1-{run}")
+    return [path / name for name in (*names, "tensorboard", "wandb", "wandb/latest-run", "wandb/run-1-other")]
+
+
 def test_simulate_resumes_or_replaces_the_run_in_its_folder(three: Problem, tmp_path: Path) -> None:
     path = tmp_path / "run"
     whole = simulated(three, tmp_path / "whole", resume=True)
@@ -340,9 +351,11 @@ def test_simulate_resumes_or_replaces_the_run_in_its_folder(three: Problem, tmp_
     assert files_of(path) == before, "a finished run is loaded"
     assert same(dict(again.model.named_parameters()), whole.params)
     (path / "notes.txt").write_text("mine")
+    logs = write_logs(path)
     simulated(three, path, overwrite=True, method="fedavg", rounds=1)
     assert fk.load_run(path).method == "fedavg"
     assert (path / "notes.txt").exists()
+    assert [log for log in logs if log.exists() or log.is_symlink()] == [path / "wandb", path / "wandb" / "run-1-other"]
     assert not list(path.rglob("*-2.safetensors"))
     simulated(three, tmp_path / "new", overwrite=True)
 
