@@ -2,7 +2,7 @@
 
 Loading one imports a module, which runs its code. So only names are loaded that the user has given in this process: in
 an experiment file of theirs, on the command line or in Python (`trust`). A name that was merely read from a run folder
-is refused.
+is refused. An installed package may offer parts too, as entry points: the user has installed it, so these are loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from importlib.metadata import entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedkeep.errors import ConfigError, FedkeepError, UntrustedCode
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _IN_RUN_FOLDER = "rounds.jsonl"
 _trusted: set[str] = set()  # names and modules that the user has given
+_folders: set[str] = set()  # from which the user's modules may be imported
 
 
 def is_own_part(name: object) -> bool:
@@ -67,7 +68,7 @@ def load_object(name: str, *, key: str, error: type[FedkeepError] = ConfigError)
     """Import a module and return the function or class `package.module:name` in it; errors name the `key`.
 
     The user must have given the name (`trust`). Modules in the working directory can be imported, and those in folders
-    that `import_from` was called with.
+    that `import_from` was called with; an installed module of the same name comes first.
 
     >>> trust(["fractions:Fraction", "fractions:Fractoin"])
     >>> load_object("fractions:Fraction", key="model")
@@ -105,13 +106,38 @@ def load_object(name: str, *, key: str, error: type[FedkeepError] = ConfigError)
     for part in attribute.split("."):
         if not hasattr(found, part):
             valid = [each for each in dir(found) if not each.startswith("_") and callable(getattr(found, each))]
-            raise problem(f"the module {module} has no {attribute}: {did_you_mean(part, valid)}", valid)
+            raise problem(
+                f"the module {module} has no {attribute}{_hiding(module)}: {did_you_mean(part, valid)}", valid
+            )
         found = getattr(found, part)
     if not callable(found):
-        raise problem(f"it must be a function or a class, not {type(found).__name__} {format_value(found, most=60)}")
+        raise problem(_not_callable(found))
     if name not in _trusted and getattr(found, "__module__", None) != module:
         raise problem(f"the module {module} does not define it: name it itself, --trust {name}")
     return found  # type: ignore[no-any-return]
+
+
+def load_entry_point(point: EntryPoint, *, key: str) -> Callable[..., Any]:
+    """Import what an installed package offers and return it. No folder is added to those that modules come from."""
+    try:
+        found = point.load()
+    except Exception as failure:
+        message = f"{key} = {point.name!r}: importing {point.value} failed: {_with_place(failure)}"
+        raise ConfigError(message, key=key, value=point.name) from failure
+    if not callable(found):
+        raise ConfigError(f"{key} = {point.name!r}: {_not_callable(found)}", key=key, value=point.name)
+    return found  # type: ignore[no-any-return]
+
+
+def find_entry_point(group: str, name: str) -> EntryPoint | None:
+    """Return the part that an installed package offers under this name in an entry point group. Nothing is imported."""
+    installed = (p for p in entry_points(group=group, name=name) if p.dist is None or not _is_in_folder(p.dist))
+    return next(installed, None)
+
+
+def _is_in_folder(package: Distribution) -> bool:
+    """Return whether a package is in a folder of the user's modules, and not installed."""
+    return os.path.abspath(str(package.locate_file(""))) in _folders
 
 
 def call_object(part: Callable[..., Any], name: str, key: str, options: dict[str, Any]) -> Any:
@@ -134,13 +160,27 @@ def _with_place(error: Exception) -> str:
 
 
 def import_from(folder: Path) -> None:
-    """Let modules in a folder be imported, as Python does for the folder of a script; those in a run folder never."""
+    """Let modules in a folder be imported, unless installed ones have the same name; those in a run folder never.
+
+    A module that happens to be in the working directory cannot take the place of an installed one.
+    """
     path = os.path.abspath(folder)
     if path not in sys.path and not os.path.exists(os.path.join(path, _IN_RUN_FOLDER)):
-        sys.path.insert(0, path)
+        sys.path.append(path)
+        _folders.add(path)
         importlib.invalidate_caches()
 
 
-def entry_point_names(group: str) -> dict[str, str]:
-    """Return the parts that installed packages offer in an entry point group, as name -> `package.module:name`."""
-    return {point.name: point.value for point in entry_points(group=group)}
+def _hiding(module: str) -> str:
+    """Return which file of the user's an installed module of the same name hides, in parentheses; or nothing."""
+    name = module.partition(".")[0]
+    used = os.path.abspath(getattr(sys.modules[name], "__file__", None) or "")
+    for folder in _folders:
+        file = next((f for f in (f"{name}.py", name) if os.path.exists(os.path.join(folder, f))), None)
+        if file is not None and not used.startswith(os.path.join(folder, name)):
+            return f" ({used} comes before {os.path.join(folder, file)}: rename yours)"
+    return ""
+
+
+def _not_callable(found: object) -> str:
+    return f"it must be a function or a class, not {type(found).__name__} {format_value(found, most=60)}"

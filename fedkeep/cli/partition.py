@@ -48,6 +48,7 @@ def partition(
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment, read
     from fedkeep.experiments.overrides import override
+    from fedkeep.experiments.own_parts import trust_given
     from fedkeep.runs.federation_copy import save_federation
 
     for path, name in ((output, "split.svg"), (save, "federation.json")):
@@ -56,6 +57,7 @@ def partition(
     file, overrides = file_and_overrides(args)
     own_parts.trust(trust or [])
     tables = {"method": "fedavg", "model": "mlp", **(read(file) if file else {})}
+    trust_given(override({}, overrides))
     changed = override(tables, overrides)
     with naming(file, overrides), log_information():
         experiment = Experiment.from_dict(changed, given=True)

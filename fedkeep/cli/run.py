@@ -116,6 +116,7 @@ def run(
     from fedkeep.engine.profile import Profile
     from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import as_list, expand_sweep, override, sweeps_all_methods
+    from fedkeep.experiments.own_parts import trust_given
     from fedkeep.experiments.plan import Change, plan_runs
     from fedkeep.experiments.sweep import run_all
     from fedkeep.instruments.options import AUTO, Options
@@ -138,6 +139,7 @@ def run(
     tables = read(file) if file else {}
     own_parts.trust(trust or [])
     if callback:
+        trust_given({"callbacks": callback})
         tables["callbacks"] = [*as_list(tables.get("callbacks")), *callback]
     base = name or tables.get("name") or (file.stem if file else "run")
 
@@ -212,23 +214,20 @@ def resume(
     Example: fedkeep resume runs/digits rounds=200
     """
     from fedkeep.cli.progress import ProgressBar
-    from fedkeep.experiments.extend import extend
+    from fedkeep.engine.extend import read_extended
     from fedkeep.experiments.resume import resume_from_file
-    from fedkeep.runs.reading import read_experiment
 
     extended = _parse_rounds(changes or [])
-    about = read_experiment(folder)
+    about = read_extended(folder, extended)
     confirm_code(about, trust)
     loggers = ExtraCallbacks(tensorboard, csv=csv, wandb=wandb, mlflow=mlflow)()
-    if extended is not None:
-        extend(folder, extended)
-        about = read_experiment(folder)
     rounds = about.get("train", {}).get("rounds", 0)
-    with hint(f"to resume, repeat fedkeep resume {folder}"), ProgressBar(Console(stderr=True), rounds) as progress:
+    command = f"fedkeep resume {folder}" + (f" rounds={extended}" if extended else "")
+    with hint(f"to resume, repeat {command}"), ProgressBar(Console(stderr=True), rounds) as progress:
         progress.start_run(folder.name)
         if from_round is not None:
             progress.show(f"going back to round {from_round}: later rounds are repeated")
-        history = resume_from_file(folder, (progress, *loggers), from_round)
+        history = resume_from_file(folder, (progress, *loggers), from_round, extended)
         progress.finish_run(folder.name, history, rounds)
     _show_runs({folder.name: history}, as_json, folder.parent)
 

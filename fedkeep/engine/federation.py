@@ -26,6 +26,7 @@ class Federation:
     settings: Settings
     criterion: Callable[[Tensor, Tensor], Tensor] = losses.cross_entropy
     metrics: Metrics = None  # the user's own
+    model_name: str | None = None  # of `fedkeep.models`, if the model was given by it
 
     def __repr__(self) -> str:
         model = type(self.model).__name__

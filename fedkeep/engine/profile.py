@@ -19,15 +19,13 @@ from fedkeep._util.validate import require_whole
 from fedkeep.engine import trace
 from fedkeep.engine.round_parts import unused_parts
 from fedkeep.errors import FedkeepError
-from fedkeep.runs.files import write_atomic
+from fedkeep.runs.files import TRACE, write_atomic
 from fedkeep.runs.history import Record
 
 if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation
 
 log = logging.getLogger("fedkeep")
-
-FILE = "trace.json.gz"
 
 
 class Profile:
@@ -122,7 +120,7 @@ class Profile:
         if self.file is None:
             if simulation.folder is None:
                 raise FedkeepError("the profile has no file to write to: set its file, or run_dir", key="file")
-            self.file = simulation.folder.path / FILE
+            self.file = simulation.folder.path / TRACE
         elif not self.file.parent.is_dir():
             raise FedkeepError(
                 f"there is no folder {self.file.parent} to write {self.file} in", key="file", value=str(self.file)

@@ -17,10 +17,11 @@ from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.data.reductions import require_effect
 from fedkeep.engine import distributed, provenance
+from fedkeep.engine.extend import round_to_repeat
 from fedkeep.engine.federation import Federation
 from fedkeep.engine.progress import with_progress
 from fedkeep.engine.settings import Settings, SettingsDict
-from fedkeep.engine.setup import require_dataset
+from fedkeep.engine.setup import make_method, require_dataset
 from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import RunError
@@ -77,7 +78,6 @@ def simulate(
     checked = Settings(**cast(Any, settings))
     require_effect(checked.reductions, checked.rounds)
     callbacks = with_progress(callbacks, progress)
-    simulation = Simulation(method, model, require_dataset(data), clients, checked, callbacks, criterion, metrics)
     saving = {"checkpoint_every": checkpoint_every, "keep": keep}
     for name, number in saving.items():
         if number is not None:
@@ -86,24 +86,27 @@ def simulate(
         label = require_label(label)
     if resume and overwrite:
         raise RunError("resume and overwrite exclude each other", key="resume", value=True)
+    if run_dir is None and (resume or overwrite):
+        raise RunError(f"{'resume' if resume else 'overwrite'} needs run_dir", key="run_dir")
+    data = require_dataset(data)
+    clients = Partition.of(clients, len(data.y_train))
+    model_name = model if isinstance(model, str) else None
+    net = models.build(model, data.input_shape, data.n_classes, checked.seed) if isinstance(model, str) else model
+    federation = Federation(make_method(method), net, data, clients, checked, criterion, metrics, model_name)
     if run_dir is None:
-        if resume or overwrite:
-            raise RunError(f"{'resume' if resume else 'overwrite'} needs run_dir", key="run_dir")
-        return simulation.run()
+        return make_simulation(federation, callbacks).run()
     path = Path(run_dir)
-    if resume and simulation.ranks.on_rank0(lambda: is_there(path / EXPERIMENT)):
-        examples = simulation.data
-        if isinstance(model, str):
-            model = models.build(model, examples.input_shape, examples.n_classes, checked.seed)
-        federation = Federation(simulation.method, model, examples, simulation.clients, checked, criterion, metrics)
-        return _continue_or_load(path, federation, simulation.callbacks, keep)
-    return start(simulation, path, {**saving, "label": label}, overwrite)
+    if resume and distributed.current_ranks().on_rank0(lambda: is_there(path / EXPERIMENT)):
+        return _continue_or_load(path, federation, callbacks, keep)
+    return start(make_simulation(federation, callbacks), path, {**saving, "label": label}, overwrite)
 
 
 def make_simulation(federation: Federation, callbacks: Iterable[Callback] = ()) -> Simulation:
     """Return the simulation of a federation, before its first round."""
     f = federation
-    return Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion, f.metrics)
+    simulation = Simulation(f.method, f.model, f.data, f.clients, f.settings, callbacks, f.criterion, f.metrics)
+    simulation.model_name = f.model_name
+    return simulation
 
 
 def start(simulation: Simulation, path: Path, about: dict[str, Any], overwrite: bool = False) -> History:
@@ -154,17 +157,21 @@ def _require_same_run(path: Path, about: Mapping[str, Any], federation: Federati
     ours = {"method": federation.method.to_dict(), "train": asdict(federation.settings)}
     for tables in (ours, theirs):
         tables["train"]["cohorts"] = None  # they are compared by their contents
-    for section, values in ours.items():
-        for key, value in values.items():
-            if (there := theirs[section].get(key)) != value:
-                key = "method" if (section, key) == ("method", "name") else key
-                raise RunError(
-                    f"{path} contains another run: {key} is {there!r} there and {value!r} here; choose another folder, "
-                    "or replace it with overwrite=True",
-                    key=key,
-                    value=value,
-                    valid=[there],
-                )
+    different = [
+        ("method" if (section, key) == ("method", "name") else key, there, here)
+        for section, values in ours.items()
+        for key, here in values.items()
+        if (there := theirs[section].get(key)) != here
+    ]
+    for key, there, here in sorted(different, key=lambda each: each[0] == "rounds"):  # a run with other rounds is last
+        what, advice = "contains another run", "choose another folder, or replace it with overwrite=True"
+        if key == "rounds" and there < here:
+            what = "contains a shorter run"
+            advice = f"to extend it, use fedkeep.resume(run_dir, rounds={here}, model=..., data=..., clients=...), or, "
+            advice += f"if an experiment file started it, fedkeep resume {path} rounds={here}"
+        raise RunError(
+            f"{path} {what}: {key} is {there!r} there and {here!r} here; {advice}", key=key, value=here, valid=[there]
+        )
 
 
 def continue_run(
@@ -176,6 +183,7 @@ def continue_run(
 ) -> History:
     """Continue the run in a folder, given the same federation as at its start, after its last or an earlier round.
 
+    If the federation has more rounds than the run, the run is extended to them, just before it continues.
     `keep` takes precedence over the number of checkpoints that the run was started with.
     The engine and the number of threads are those of the start, so that the result is bit for bit the same. With
     another number of processes, or other software, it is the same up to rounding, and a warning says so.
@@ -188,7 +196,11 @@ def continue_run(
     if "sites" not in made_by:  # its earlier rounds have none
         simulation.evaluator = replace(simulation.evaluator, scorer=simulation.evaluator.scorer.without_sites)
     simulation.ranks.on_rank0(lambda: provenance.warn_about_changes(path, made_by, _made_by(simulation)))
-    return _run_in_folder(simulation, lambda: RunFolder.open(path, keep), from_round)
+    rounds = simulation.settings.rounds
+    repeat = simulation.ranks.on_rank0(lambda: round_to_repeat(path, simulation.settings))
+    if repeat is not None:
+        from_round = repeat if from_round is None else min(from_round, repeat)
+    return _run_in_folder(simulation, lambda: RunFolder.open(path, keep, rounds), from_round)
 
 
 def _made_by(s: Simulation) -> dict[str, Any]:

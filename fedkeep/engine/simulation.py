@@ -61,7 +61,7 @@ class Simulation:
         self,
         method: FedAvg | str,
         model: nn.Module | str,
-        data: Dataset,
+        data: Dataset | Any,
         clients: Partition | Iterable[Any],
         settings: Settings,
         callbacks: Iterable[Callback] = (),
@@ -69,7 +69,8 @@ class Simulation:
         metrics: Metrics = None,
     ) -> None:
         self.method = setup.make_method(method)
-        self.data, self.settings = setup.require_dataset(data), settings
+        self.data = data = setup.require_dataset(data)
+        self.settings = settings
         self.callbacks = setup.require_callbacks(callbacks)
         self.clients = Partition.of(clients, len(data.y_train))
         server_hooks.require_supported(self.method, settings, len(self.clients))

@@ -7,7 +7,7 @@ round, and called on the CPU after every evaluation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeep._util.own_parts import load_object, trust
 from fedkeep._util.structure import structure_hash
-from fedkeep._util.text import one_line
+from fedkeep._util.text import format_value, one_line
 from fedkeep.errors import FedkeepError
 from fedkeep.runs.round_metrics import require_metric_name, to_metric_value
 
@@ -37,11 +37,12 @@ def require_metrics(given: Any, n_classes: int) -> dict[str, Metric]:
     They are given as a dict of functions, or as functions that go by their own names. A function may also be named, as
     `package.module:function`.
     """
-    metrics = {name: _load(name, metric) for name, metric in _by_name(given).items()}
+    metrics = {name: _load(name, metric) for name, metric in metrics_by_name(given).items()}
     z, y = _trial_examples(n_classes)
+    known: set[str] = set()
     for name, metric in metrics.items():
         try:
-            values = _call(name, metric, z, y)
+            values = _call(name, metric, z, y, known)
         except Exception as error:
             raise _unusable(
                 name, f"fails on logits {tuple(z.shape)} and labels {tuple(y.shape)}: {_reason(error)}"
@@ -49,7 +50,38 @@ def require_metrics(given: Any, n_classes: int) -> dict[str, Metric]:
         for key, value in values.items():
             if any(number is None for number in (value if isinstance(value, list) else [value])):
                 raise _unusable(key, f"is NaN or infinite on {len(y)} examples, two of each class, half of them right")
+        known.update(values)
     return metrics
+
+
+def metrics_by_name(given: Any, error: type[FedkeepError] = FedkeepError) -> dict[str, Any]:
+    """Return metrics by name: a dict as it is; functions, or names of functions, by their own names.
+
+    >>> metrics_by_name(["my_metrics:specificity"])
+    {'specificity': 'my_metrics:specificity'}
+    """
+    if given is None:
+        return {}
+    listed = [given] if callable(given) or isinstance(given, str) else given
+    if not isinstance(listed, Iterable):
+        raise error(
+            f"metrics = {format_value(given)}: write a table of names (in Python a dict), each with a function or "
+            "package.module:function",
+            key="metrics",
+            value=given,
+        )
+    pairs = given.items() if isinstance(given, Mapping) else [(_own_name(metric), metric) for metric in listed]
+    metrics: dict[str, Any] = {}
+    for name, metric in pairs:
+        if require_metric_name(name) in metrics:
+            message = f"two metrics are called {name}: write a table (in Python a dict), with a name for each"
+            raise error(message, key="metrics", value=name)
+        metrics[name] = metric
+    return metrics
+
+
+def _own_name(metric: Any) -> str:
+    return metric.rpartition(":")[2] if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
 
 
 def evaluate_metrics(metrics: Mapping[str, Metric], logits: Tensor, y: Tensor, round: int) -> dict[str, Value]:
@@ -60,7 +92,7 @@ def evaluate_metrics(metrics: Mapping[str, Metric], logits: Tensor, y: Tensor, r
     values: dict[str, Value] = {}
     for name, metric in metrics.items():
         try:
-            values |= _call(name, metric, logits, y)
+            values |= _call(name, metric, logits, y, values)
         except Exception as error:
             if round == 0:
                 raise _unusable(name, f"fails on the test set: {_reason(error)}") from error
@@ -74,28 +106,6 @@ def describe_metric(metric: Metric) -> str:
     return f"{name}#{structure_hash(metric)}"
 
 
-def _by_name(given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        metrics = dict(given)
-    else:
-        listed = [given] if callable(given) or isinstance(given, str) else given
-        if not isinstance(listed, Iterable):
-            raise FedkeepError(
-                f"metrics must be a dict of functions by name, not {given!r}", key="metrics", value=given
-            )
-        metrics = {}
-        for metric in listed:
-            name = metric.rpartition(":")[2] if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
-            if name in metrics:
-                raise FedkeepError(f"two metrics are called {name}: give metrics as a dict", key="metrics", value=name)
-            metrics[name] = metric
-    for name in metrics:
-        require_metric_name(name)
-    return metrics
-
-
 def _load(name: str, metric: Any) -> Metric:
     if isinstance(metric, str):
         trust([metric])  # the user has named it, in Python
@@ -106,15 +116,21 @@ def _load(name: str, metric: Any) -> Metric:
 
 
 @torch.no_grad()
-def _call(name: str, metric: Metric, logits: Tensor, y: Tensor) -> dict[str, Value]:
-    """Return what a metric returns, by name; those of a dict are called NAME_KEY."""
+def _call(name: str, metric: Metric, logits: Tensor, y: Tensor, known: Container[str]) -> dict[str, Value]:
+    """Return what a metric returns, by name; those of a dict are called NAME_KEY. Names that are `known` raise."""
     z = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     returned = metric(z.clone(), y.clone())  # it may change what it gets
     if not isinstance(returned, Mapping):
-        return {name: _to_value(returned, z.shape[1])}
-    values = {require_metric_name(f"{name}_{key}"): _to_value(value, None) for key, value in returned.items()}
-    if not values:
+        named = [(name, _to_value(returned, z.shape[1]))]
+    else:
+        named = [(require_metric_name(f"{name}_{key}"), _to_value(value, None)) for key, value in returned.items()]
+    if not named:
         raise _WrongValueError("it returns an empty dict")
+    values: dict[str, Value] = {}
+    for key, value in named:
+        if key in known or key in values:
+            raise _WrongValueError(f"two metrics would be called {key}: choose another name for one of them")
+        values[key] = value
     return values
 
 

@@ -24,8 +24,8 @@ def load_data_and_clients(experiment: Experiment) -> tuple[Dataset, Partition]:
     """Load an experiment's data set and divide it among the clients."""
     complete = experiment.to_dict()
     with _keys_of("data"):
-        own = own_parts.resolve("data", complete["data"]["source"])
-        data = load(**complete["data"]) if own is None else own_parts.load_own_data(complete["data"], experiment.seed)
+        is_own = own_parts.is_own("data", complete["data"]["source"])
+        data = own_parts.load_own_data(complete["data"], experiment.seed) if is_own else load(**complete["data"])
     split = complete["split"]
     kind, validation = split.pop("kind"), split.pop("validation", 0.0)
     if kind == "by_id" and data.ids is None:
@@ -52,7 +52,7 @@ def build(experiment: Experiment, with_metrics: bool = False) -> Federation:
 
 def build_network(table: Mapping[str, Any], input_shape: Any, n_classes: int, seed: int) -> nn.Module:
     """Build the model that an experiment names, fedkeep's or the user's own, with untrained weights."""
-    if own_parts.resolve("model", table["name"]) is not None:
+    if own_parts.is_own("model", table["name"]):
         return own_parts.build_own_model(table, input_shape, n_classes, seed)
     options = dict(table)
     with _keys_of("model"):

@@ -29,7 +29,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from fedkeep import methods, models
-from fedkeep._util.own_parts import import_from, trust
+from fedkeep._util.own_parts import import_from
 from fedkeep._util.text import did_you_mean, format_value, join_names
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_bool, require_choice, require_label, require_number
@@ -77,7 +77,7 @@ class Experiment(BaseModel):
         """
         recorded = "made_by" in tables  # the experiment of a run
         if given and not recorded:
-            trust(own_parts.named_code(tables).values())
+            own_parts.trust_given(tables)
             tables = with_absolute_paths(tables, Path.cwd(), must_exist=True)
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
         if recorded and "method" in tables:
@@ -137,6 +137,7 @@ class Experiment(BaseModel):
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
         """Read an experiment file and apply `key=value` overrides."""
+        own_parts.trust_given(override({}, overrides := list(overrides)))
         return cls.from_dict(override(read(Path(path)), overrides), given=True)
 
     @field_validator("label", mode="before")
@@ -173,18 +174,18 @@ class Experiment(BaseModel):
                 key="model.class",
                 value=table["class"],
             )
-        if own_parts.resolve("model", _require_name("model", table)) is None:
+        if not own_parts.is_own("model", _require_name("model", table)):
             _require_known("model", table, ["name", *models.options(table["name"])])
         return table
 
     @field_validator("data")
     @classmethod
     def _data(cls, table: dict[str, Any]) -> dict[str, Any]:
-        code = own_parts.resolve("data", _require_name("data", table))
+        is_own = own_parts.is_own("data", _require_name("data", table))
         own = [name for name in inspect.signature(load).parameters if name != "options"]
-        if code is None:
+        if not is_own:
             _require_known("data", table, [*own, *(f.name for f in fields(Options))])
-        if code is None and not isinstance(table.get("tokenizer", ""), str):
+        if not is_own and not isinstance(table.get("tokenizer", ""), str):
             raise ConfigError(
                 f"data.tokenizer must be a text, not {format_value(table['tokenizer'])}: a function can be given in "
                 "Python only",

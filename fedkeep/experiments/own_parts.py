@@ -1,29 +1,30 @@
 """Parts of an experiment that are not fedkeep's: models, data, callbacks and metrics, named `package.module:name`.
 
 An installed package may also offer them under a short name, in the entry point groups `fedkeep.models`, `fedkeep.data`
-and `fedkeep.callbacks`. Code is imported only when the user has given its name (`fedkeep._util.own_parts`).
+and `fedkeep.callbacks`. Other code is imported only when the user has given its name (`fedkeep._util.own_parts`).
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fedkeep import models
-from fedkeep._util.own_parts import call_object, entry_point_names, is_own_part, load_object, trust
+from fedkeep._util.own_parts import call_object, find_entry_point, is_own_part, load_entry_point, load_object, trust
 from fedkeep._util.rng import seeded
 from fedkeep._util.structure import structure_hash
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep.data import Dataset, load
 from fedkeep.data.sources import generated, hub, named
 from fedkeep.engine.simulation import Callback
+from fedkeep.engine.user_metrics import metrics_by_name
 from fedkeep.errors import ConfigError
-from fedkeep.experiments.overrides import NAME_KEY, as_table
-from fedkeep.runs.round_metrics import require_metric_name
+from fedkeep.experiments.overrides import NAME_KEY, as_list, as_table
 
 if TYPE_CHECKING:
     from fedkeep.experiments.experiment import Experiment
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 GROUPS = {"model": "fedkeep.models", "data": "fedkeep.data", "callbacks": "fedkeep.callbacks"}
 # keys of [data] that fedkeep applies to the data set that a function returns, unless the function takes them itself
 SHARED_OPTIONS = (
-    "public", "public_ids", "public_alpha", "public_only", "min_per_id", "held_out", "validation", "seed",
+    "public", "public_ids", "public_alpha", "public_only", "min_per_id", "held_out", "validation", "normalise", "seed",
 )  # fmt: skip
 _FILLED_IN = {"model": ("input_shape", "n_classes"), "data": ("seed",), "callbacks": ()}
 
@@ -48,13 +49,17 @@ def named_code(tables: Mapping[str, Any]) -> dict[str, str]:
         name = table.get(NAME_KEY[section]) if isinstance(table, dict) else None
         if is_code(section, name):
             found[f"{section}.{NAME_KEY[section]}"] = str(name)
-    given = tables.get("callbacks")
-    for number, item in enumerate([given] if isinstance(given, str | dict) else given or []):
+    for number, item in enumerate(as_list(tables.get("callbacks"))):
         name = item.get("name") if isinstance(item, dict) else item
         if is_own_part(name):
             found[f"callbacks.{number}" if number else "callbacks"] = str(name)
-    metrics = _metrics_by_name(tables.get("metrics"))
+    metrics = metrics_by_name(tables.get("metrics"), ConfigError)
     return found | {f"metrics.{name}": code for name, code in metrics.items() if is_own_part(code)}
+
+
+def trust_given(tables: Mapping[str, Any]) -> None:
+    """Allow the code to be loaded that these tables name: the user wrote them, or typed them as changes to others."""
+    trust(named_code(tables).values())
 
 
 def is_code(section: str, name: object) -> bool:
@@ -63,23 +68,29 @@ def is_code(section: str, name: object) -> bool:
     return is_own_part(name) and not of_data
 
 
-def resolve(section: str, name: object) -> str | None:
-    """Return a part of another package or of the user's as `package.module:name`; None for fedkeep's own parts."""
-    if is_code(section, name):
-        return str(name)
+def is_own(section: str, name: object) -> bool:
+    """Return whether a part is the user's or an installed package's; False for fedkeep's own parts."""
+    return is_code(section, name) or _entry_point(section, name) is not None
+
+
+def _entry_point(section: str, name: object) -> EntryPoint | None:
+    """Return the part that an installed package offers under a name that is not one of fedkeep's."""
     known = name in models.REGISTRY if section == "model" else section == "data" and named.canonical_name(str(name))
     if known or not isinstance(name, str) or not name.isidentifier():
         return None
-    found = entry_point_names(GROUPS[section]).get(name)
-    if found is not None:
-        trust([found])  # the user has installed the package
-    return found
+    return find_entry_point(GROUPS[section], name)
+
+
+def _load(section: str, name: str) -> Callable[..., Any]:
+    key = f"{section}.{NAME_KEY[section]}" if section in NAME_KEY else section
+    point = None if is_code(section, name) else _entry_point(section, name)
+    return load_object(name, key=key) if point is None else load_entry_point(point, key=key)
 
 
 def load_part(section: str, name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     """Import a part and return it; raise if it does not take these options."""
     key = f"{section}.{NAME_KEY[section]}" if section in NAME_KEY else section
-    part = load_object(resolve(section, name) or name, key=key)
+    part = _load(section, name)
     parameters = _parameters(part, key, name)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return part
@@ -171,12 +182,8 @@ def metric_names(given: Any) -> dict[str, str]:
     >>> metric_names(["my_metrics:specificity"])
     {'specificity': 'my_metrics:specificity'}
     """
-    if not isinstance(given, Mapping | list | str):
-        message = f"metrics = {format_value(given)}: write a table of names, each with package.module:function"
-        raise ConfigError(message, key="metrics", value=given)
-    metrics = _metrics_by_name(given)
+    metrics = metrics_by_name(given, ConfigError)
     for name, code in metrics.items():
-        require_metric_name(name)
         if not is_own_part(code):
             raise ConfigError(
                 f"metrics.{name} = {format_value(code)}: write package.module:function",
@@ -184,14 +191,6 @@ def metric_names(given: Any) -> dict[str, str]:
                 value=code,
             )
     return metrics
-
-
-def _metrics_by_name(given: Any) -> dict[str, Any]:
-    """Return metrics by name: a table as it is, a list by the functions' own names."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    listed = given if isinstance(given, list) else [given] if isinstance(given, str) else []
-    return {str(code).rpartition(":")[2]: code for code in listed}
 
 
 def load_metrics(experiment: Experiment) -> dict[str, Callable[..., Any]]:
@@ -210,7 +209,7 @@ def code_hashes(experiment: Experiment) -> dict[str, str]:
     """Return a hash of the source of each own part, by section; comments and layout do not count."""
     found: dict[str, str] = {}
     for section, name, _ in _parts(experiment):
-        code = structure_hash(load_object(resolve(section, name) or name, key=section))
+        code = structure_hash(_load(section, name))
         found[section] = f"{found[section]} {code}" if section in found else code
     return found
 
@@ -221,7 +220,7 @@ def _parts(experiment: Experiment) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for section, table in [*tables, *(("callbacks", each) for each in experiment.callbacks)]:
         options = dict(table)
         name = options.pop(NAME_KEY.get(section, "name"))
-        if section == "callbacks" or resolve(section, name) is not None:
+        if section == "callbacks" or is_own(section, name):
             yield section, name, options
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedkeep.errors import FedkeepError, UnsupportedMethod
 from fedkeep.experiments.experiment import Experiment
+from fedkeep.experiments.own_parts import trust_given
 from fedkeep.experiments.sweep import folder_name
 
 Change = tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]  # as in a folder's name, and what it does to the tables
@@ -47,6 +48,8 @@ def plan_runs(
         for _, change in changes:
             changed = change(changed)
         with checking([text for text, _ in changes]):
+            for _, change in changes:
+                trust_given(change({}))
             try:
                 plan.experiments[label] = Experiment.from_dict(changed, given=True)
             except UnsupportedMethod as error:

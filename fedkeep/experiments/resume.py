@@ -13,6 +13,7 @@ from fedkeep import losses, methods
 from fedkeep._util.own_parts import trust as allow
 from fedkeep.data import Dataset, Partition
 from fedkeep.engine import distributed
+from fedkeep.engine.extend import read_extended
 from fedkeep.engine.federation import Federation
 from fedkeep.engine.progress import with_progress
 from fedkeep.engine.provenance import same_python
@@ -24,7 +25,6 @@ from fedkeep.engine.user_metrics import Metrics
 from fedkeep.errors import ConfigError, FedkeepError, RunError
 from fedkeep.experiments import own_parts
 from fedkeep.experiments.build import build, build_model
-from fedkeep.experiments.extend import extend, round_to_repeat
 from fedkeep.method import FedAvg
 from fedkeep.runs.checkpoints import newest_checkpoint, read_checkpoint
 from fedkeep.runs.client_store import ClientStore
@@ -67,15 +67,10 @@ def resume(
     """
     path, callbacks = Path(run_dir), with_progress(callbacks, progress)
     allow(trust)
-    if rounds is not None:
-        extend(path, rounds)
-    about = with_own_files(read_experiment(path), path)
+    about = with_own_files(read_extended(path, rounds), path)
     federation = federation_from_arguments(about, method, model, data, clients, criterion, metrics)
     if federation is None:
-        return resume_from_file(path, callbacks, from_round)
-    if from_round is None:
-        settings = federation.settings
-        from_round = distributed.current_ranks().on_rank0(lambda: round_to_repeat(path, settings))
+        return resume_from_file(path, callbacks, from_round, rounds)
     return continue_run(path, federation, callbacks, from_round)
 
 
@@ -103,11 +98,13 @@ def federation_from_arguments(
     return Federation(method or methods.make(about["method"]), model, data, clients, settings, criterion, metrics)
 
 
-def resume_from_file(path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None) -> History:
-    """Resume the run in a folder, using only its experiment file."""
+def resume_from_file(
+    path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None, rounds: int | None = None
+) -> History:
+    """Resume the run in a folder, using only its experiment file; `rounds` extends it to so many."""
     from fedkeep.experiments.experiment import Experiment
 
-    about = read_experiment(path)
+    about = read_extended(path, rounds)
     if about.get("made_by", {}).get("engine") == "flower":
         raise ConfigError(
             f"{path} is a run of a Flower app: start the app again (flwr run) with run-dir set to this folder",
@@ -141,8 +138,6 @@ def resume_experiment(
     if not distributed.current_ranks().on_rank0(is_complete):
         callbacks = [*callbacks, *own_parts.make_own_callbacks(experiment.callbacks)]
         _require_same_code(experiment, path)
-        if from_round is None:
-            from_round = distributed.current_ranks().on_rank0(lambda: round_to_repeat(path, experiment.train))
         return continue_run(path, build(experiment, with_metrics=True), callbacks, from_round, experiment.keep)
     return load_finished(experiment, path)
 

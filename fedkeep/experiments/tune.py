@@ -24,6 +24,7 @@ from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
 from fedkeep.experiments.overrides import as_table, full_key, override
+from fedkeep.experiments.own_parts import trust_given
 from fedkeep.experiments.sweep import Progress, run_all
 from fedkeep.forgetting import smoothed
 from fedkeep.runs.history import History
@@ -223,6 +224,7 @@ def _score(history: History, until: int) -> float:
 def _experiments(tables: dict[str, Any], overrides: Sequence[str], seeds: int) -> dict[int, Experiment]:
     """Return an experiment for every seed; unless it says otherwise, it is tested on held-out training examples."""
     require_whole("seeds", seeds, low=1)
+    trust_given(override({}, overrides))
     changed = override(tables, overrides)
     if isinstance(data := as_table("data", changed.get("data")), dict):
         changed["data"] = {"held_out": HELD_OUT, **data}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep import forgetting as fg
-from fedkeep._util.text import join_names, short_name
+from fedkeep._util.text import format_value, join_names, short_name
 from fedkeep._util.validate import require_choice
 from fedkeep.analysis.anatomy import loss_by_class
 from fedkeep.analysis.compare import most_accurate_first
@@ -270,10 +270,16 @@ def _label_counts(run: Run) -> dict[str, Any] | str:
         return recorded
     from fedkeep.experiments.build import load_data_and_clients
     from fedkeep.experiments.experiment import Experiment
+    from fedkeep.experiments.own_parts import is_own
     from fedkeep.runs.federation_copy import with_own_files
 
+    about = run.history.about
+    if is_own("data", source := about["data"].get("source")):
+        return (
+            f"the split of {run.history.folder} was not recorded, and no code is run for a plot "
+            f"(data.source = {format_value(source)})"
+        )
     try:
-        about = run.history.about
         own = with_own_files(about, run.history.folder) if run.history.folder else about
         data, clients = load_data_and_clients(Experiment.from_dict(own))
     except FedkeepError as error:

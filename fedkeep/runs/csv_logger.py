@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedkeep.errors import RunError
-from fedkeep.runs.files import open_to_append, write_all, write_atomic
+from fedkeep.runs.files import LOG_CSV, open_to_append, write_all, write_atomic
 from fedkeep.runs.round_logger import RoundLogger, RoundRow, default_path
 
 if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation
 
-FILE = "log.csv"
 _COLUMNS = {
     "test/accuracy": "accuracy",
     "forgetting/so_far": "forgetting",
@@ -44,7 +43,7 @@ class CSVLogger(RoundLogger):
         self._path, self._columns, self._handle = Path(), dict[str, str](), -1
 
     def _start(self, simulation: Simulation, rounds: list[RoundRow]) -> None:
-        self._path = default_path(simulation, self.file, FILE, "file", "CSVLogger")
+        self._path = default_path(simulation, self.file, LOG_CSV, "file", "CSVLogger")
         self._columns = {
             **_COLUMNS,
             **{name: name.partition("/")[2] for _, figures in rounds for name in _numbers(figures)},

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeep._util.validate import require_whole
-from fedkeep.errors import RunError
 from fedkeep.runs.files import EXTENDED, is_there, read_bytes, write_atomic
 from fedkeep.runs.seals import damaged, seal_json, unseal_json
 
@@ -25,8 +24,6 @@ def read_extension(folder: Path, run: str | None) -> int | None:
         raise damaged(str(file), EXTENDED, str(error)) from None
 
 
-def write_extension(folder: Path, run: str | None, rounds: int) -> None:
+def write_extension(folder: Path, run: str, rounds: int) -> None:
     """Write the number of rounds that a run is extended to."""
-    if run is None:
-        raise RunError(f"{folder} has format 1: its number of rounds cannot change", key="rounds", value=rounds)
     write_atomic(folder / EXTENDED, seal_json({"rounds": rounds}, run, EXTENDED)[0] + b"\n")

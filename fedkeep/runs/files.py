@@ -28,6 +28,7 @@ from fedkeep.errors import RunError
 FORMAT, READABLE_FORMATS = 2, (1, 2)
 EXPERIMENT, ROUNDS, CLIENTS, ABANDONED = "experiment.toml", "rounds.jsonl", "clients", "abandoned"
 FEDERATION, EXTENDED = "federation.json", "extended.json"
+LOG_CSV, TENSORBOARD, WANDB, TRACE = "log.csv", "tensorboard", "wandb", "trace.json.gz"  # of loggers, if there are any
 DIVERGED, INSTRUMENTS, SPLIT, LOCK, ENDED = "diverged.txt", "instruments.jsonl", "split.json", ".lock", "ended.json"
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600

@@ -25,13 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import RunError
 from fedkeep.runs.abandoned import delete_abandoned, last_abandoned_round, set_aside
 from fedkeep.runs.checkpoints import (
-    CHECKPOINT_1,
     Checkpoint,
     checkpoint_file,
     covered_files,
@@ -41,18 +38,16 @@ from fedkeep.runs.checkpoints import (
     read_index,
 )
 from fedkeep.runs.client_store import ClientStore
+from fedkeep.runs.deletion import delete_run
 from fedkeep.runs.experiment_file import ExperimentFile, read_experiment_file, write_experiment
+from fedkeep.runs.extension import write_extension
 from fedkeep.runs.files import (
     CLIENTS,
     DIVERGED,
     ENDED,
     EXPERIMENT,
-    EXTENDED,
-    FEDERATION,
-    INSTRUMENTS,
     LOCK,
     ROUNDS,
-    SPLIT,
     is_there,
     make_folder,
     make_private,
@@ -66,8 +61,8 @@ from fedkeep.runs.files import (
     write_atomic,
 )
 from fedkeep.runs.history import Record
+from fedkeep.runs.lock import lock_folder
 from fedkeep.runs.records import format_record
-from fedkeep.runs.releases import RELEASES
 from fedkeep.runs.seals import seal_json, seal_text
 from fedkeep.runs.trees import write_tree
 from fedkeep.tree import Tree
@@ -83,6 +78,7 @@ class RunFolder:
 
     def __init__(self, path: Path, checkpoint_every: int | None = None, keep: int | None = None) -> None:
         self.path, self.checkpoint_every, self.keep = path, checkpoint_every, keep or KEEP
+        self.rounds: int | None = None  # to which `restore` extends the run
         self.clients = path / CLIENTS
         self.last: int | None = None  # the round of the last checkpoint
         self._experiment: ExperimentFile | None = None
@@ -90,7 +86,7 @@ class RunFolder:
         self._opened = self._last_checkpoint = time.monotonic()
         self._total_cost = self._last_cost = 0.0  # seconds, of all checkpoints and of the last
         self._abandoned: int | None = None  # the last of the rounds that were set aside
-        self._lock = _locked(path / LOCK)
+        self._lock = lock_folder(path / LOCK)
         try:
             self._rounds = open_to_append(path / ROUNDS)
         except BaseException:
@@ -122,9 +118,9 @@ class RunFolder:
             _require_no_records(path)
         folder = cls(path, about.get("checkpoint_every"), about.get("keep"))
         try:
-            if overwrite:
-                folder._delete_run()
             folder._cut(0)
+            if overwrite:
+                delete_run(path)
             folder._use(write_experiment(path, about))
             remove_partial_files(path)
         except BaseException:
@@ -133,13 +129,18 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path, keep: int | None = None) -> RunFolder:
-        """Open an existing run, to resume it; `keep` takes precedence over the recorded number of checkpoints."""
+    def open(cls, path: Path, keep: int | None = None, rounds: int | None = None) -> RunFolder:
+        """Open an existing run, to resume it; `keep` takes precedence over the recorded number of checkpoints.
+
+        If it has fewer than `rounds` rounds, `restore` extends it to so many.
+        """
         if keep is not None:
             require_whole("keep", keep, low=1, error=RunError)
         experiment = read_experiment_file(path)
         folder = cls(path, experiment.about.get("checkpoint_every"), keep or experiment.about.get("keep"))
         folder._use(experiment)
+        if rounds is not None and rounds > experiment.about["train"]["rounds"]:
+            folder.rounds = rounds
         return folder
 
     @property
@@ -227,13 +228,14 @@ class RunFolder:
     def restore(self, states: ClientStore, from_round: int | None = None) -> Checkpoint | None:
         """Read the last checkpoint, or that of an earlier round; return None before the first.
 
-        Everything that it needs is validated before anything changes. Then the records after it are cut off, and the
-        files that nothing refers to any more are deleted.
+        Everything that it needs is validated before anything changes. Then the run is extended, if it is to have more
+        rounds, the records after the checkpoint are cut off, and files that nothing refers to any more are deleted.
         """
         file = self._choose(from_round)
         require_replaceable(self.path / DIVERGED)
         if file is None:
             _require_no_records(self.path)
+            self._extend()
             self._forget_divergence()
             remove_partial_files(self.path)
             self._cut(0)
@@ -241,6 +243,7 @@ class RunFolder:
         saved = read_checkpoint(file, self.experiment)
         states.require_states(saved.clients)
         older = self._older_indexes(saved.round) if states.folder is not None and states.folder.exists() else []
+        self._extend()
         remove_partial_files(self.path)
         going_back = file != newest_checkpoint(self.path, self.run)
         if self.run is not None:
@@ -255,15 +258,9 @@ class RunFolder:
         self._check = saved.header.check
         return saved
 
-    def _delete_run(self) -> None:
-        """Delete the files of the run that is here, the experiment file last; files that are not a run's stay."""
-        self._cut(0)
-        ClientStore(self.clients).restore({})  # no state is referred to any more
-        delete_abandoned(self.path)
-        for file in (*find_checkpoints(self.path).values(), self.path / CHECKPOINT_1):
-            remove(file)
-        for name in (RELEASES, SPLIT, FEDERATION, INSTRUMENTS, EXTENDED, ENDED, DIVERGED, EXPERIMENT):
-            remove(self.path / name)
+    def _extend(self) -> None:
+        if self.rounds is not None and self.run is not None:
+            write_extension(self.path, self.run, self.rounds)
 
     def _use(self, experiment: ExperimentFile) -> None:
         self._experiment, self._check = experiment, experiment.checksum
@@ -335,24 +332,3 @@ def _require_no_records(path: Path) -> None:
             key=ROUNDS,
             value=str(file),
         )
-
-
-def _locked(path: Path) -> FileLock:
-    """Lock the folder of this file. The system releases the lock when the process ends, however it ends."""
-    require_replaceable(path)
-    lock = FileLock(path, blocking=False, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise RunError(
-            f"another process is using {path.parent}; wait for it or stop it first",
-            key="run_dir",
-            value=str(path.parent),
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        raise RunError(
-            f"{path} cannot be locked ({getattr(error, 'strerror', None) or error}): the folder must be writable",
-            key=path.name,
-            value=str(path),
-        ) from error
-    return lock

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeep._util.optional import require_extra
+from fedkeep.runs.files import TENSORBOARD
 from fedkeep.runs.round_logger import RoundLogger, RoundRow, default_path
 
 if TYPE_CHECKING:
     from fedkeep.engine.simulation import Simulation
-
-FOLDER = "tensorboard"
 
 
 class TensorBoard(RoundLogger):
@@ -33,7 +32,7 @@ class TensorBoard(RoundLogger):
         self._writer: Any = None
 
     def _start(self, simulation: Simulation, rounds: list[RoundRow]) -> None:
-        folder = default_path(simulation, self.log_dir, FOLDER, "log_dir", "TensorBoard")
+        folder = default_path(simulation, self.log_dir, TENSORBOARD, "log_dir", "TensorBoard")
         writer = require_extra("torch.utils.tensorboard", "tensorboard", "TensorBoard logging").SummaryWriter
         self._writer = writer(str(folder), purge_step=0)
         for one in rounds:

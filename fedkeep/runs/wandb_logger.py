@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeep._util.optional import require_extra
 from fedkeep._util.text import one_line
 from fedkeep.errors import FedkeepError
+from fedkeep.runs.files import WANDB
 from fedkeep.runs.round_logger import RoundLogger, RoundRow, describe_run
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class WandB(RoundLogger):
             options |= {"name": path.name, "dir": str(path), "id": run, "resume": "allow"}
             if mode == "offline":
                 options.pop("resume")
-                _remove_earlier(path / "wandb", run)
+                _remove_earlier(path / WANDB, run)
         try:
             self._run = wandb.init(project=self.project, **{**options, **self.options, "mode": mode})
         except Exception as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,11 @@ import pytest
 import torch
 from support.cli import fedkeep
 from support.errors import raises
+from support.runs import files_of
 
 import fedkeep as fk
 from fedkeep._util import own_parts
+from fedkeep.analysis.groups import Group
 from fedkeep.cli.options import confirm_code
 from fedkeep.errors import ConfigError, FedkeepError, UntrustedCode
 from fedkeep.experiments.experiment import Experiment, read
@@ -76,6 +80,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (path / "parts_of_mine.py").write_text(MODULE)
     (path / "my.toml").write_text(TOML)
     monkeypatch.setattr(own_parts, "_trusted", set())
+    monkeypatch.setattr(own_parts, "_folders", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield path
@@ -118,6 +123,14 @@ def test_the_seed_decides_the_weights_of_an_own_model_and_data_takes_a_public_se
     assert init("a", 0) == init("b", 0) != init("c", 1)
 
 
+def test_own_data_can_be_normalised(folder: Path) -> None:
+    from fedkeep.experiments.build import build
+
+    data = build(Experiment.load(folder / "my.toml", ["data.normalise=standard"])).data
+    assert data.normalise == "standard"
+    assert torch.allclose(torch.as_tensor(data.mean).flatten().float(), data.x_train.mean(0))
+
+
 def test_own_parts_are_swept_in_processes(folder: Path, tmp_path: Path, forked_workers: None) -> None:
     from fedkeep.experiments.sweep import run_all
 
@@ -143,6 +156,9 @@ class _Silent:
         (["data.m=3"], "data.m", ["n, seed"]),
         (["callbacks=nonsense"], "callbacks", ["package.module:name"]),
         (["callbacks=[3]"], "callbacks", []),
+        (["callbacks=5"], "callbacks", ["package.module:name"]),
+        (["metrics=5"], "metrics", ["5"]),
+        (['metrics=["parts_of_mine:f", "others:f"]'], "metrics", ["two metrics", "f"]),
         (["model=os.path:join"], "model.a", []),
     ],
 )
@@ -165,8 +181,9 @@ def test_errors_in_own_code_say_where_they_were_raised(folder: Path, tmp_path: P
 
 
 def test_installed_packages_offer_parts_under_short_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = {"fedkeep.models": {"tiny": "parts_of_mine:net"}, "fedkeep.data": {"toy": "parts_of_mine:load"}}
-    monkeypatch.setattr("fedkeep.experiments.own_parts.entry_point_names", lambda group: offered.get(group, {}))
+    install(
+        folder, {"models": "tiny = parts_of_mine:net\nodd = parts_of_mine:HERE", "data": "toy = parts_of_mine:load"}
+    )
     monkeypatch.syspath_prepend(folder)
     tables = override(read(folder / "my.toml"), ["model=tiny", "model.width=3", "data=toy", "callbacks=[]"])
     from fedkeep.experiments.build import build
@@ -176,9 +193,76 @@ def test_installed_packages_offer_parts_under_short_names(folder: Path, monkeypa
     assert len(federation.clients) == 3
     with raises(ConfigError, "model.widht"):
         Experiment.from_dict(override(tables, ["model.widht=3"]), given=True)
+    with raises(ConfigError, "model.name", mentions=["odd", "PosixPath"]):
+        Experiment.from_dict(override(tables, ["model=odd"]), given=True)
+
+
+def install(folder: Path, offered: dict[str, str]) -> None:
+    """Let the packages in a folder offer parts, as if they had been installed there."""
+    about = folder / "parts_of_mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parts_of_mine\nVersion: 1.0\n")
+    lines = [f"[fedkeep.{group}]\n{lines}\n" for group, lines in offered.items()]
+    (about / "entry_points.txt").write_text("".join(lines))
 
 
 # Safety
+
+
+def test_a_module_in_the_working_directory_does_not_take_the_place_of_an_installed_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The folder `mine` is where packages are installed; the victim's folder has a module of the same name."""
+    install(folder, {"models": "tiny = parts_of_mine:net", "data": "toy = parts_of_mine:load"})
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "parts_of_mine.py").write_text("raise SystemExit('foreign code')\n")
+    (victim / "of_victim.py").write_text("class Log:\n    def __call__(self, simulation, record): ...\n")
+    (victim / "plug.toml").write_text(TOML.replace("parts_of_mine:net", "tiny").replace("parts_of_mine:load", "toy"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+    commands = [
+        ["run", "plug.toml", "callbacks=[]", "--name", "run", "--runs", "."],
+        ["resume", "run", "--from-round", "0"],
+        ["run", "run/experiment.toml", "--callback", "of_victim:Log", "--trust", "of_victim", "--name", "again"],
+    ]
+    script = f"""
+import sys
+from fedkeep.cli import main
+for command in {commands}:
+    sys.argv = ["fedkeep", *command]
+    sys.modules.pop("parts_of_mine", None)
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (command, end)
+"""
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, cwd=victim, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "foreign code" not in done.stdout + done.stderr
+    assert (folder / "imports.txt").read_text() == "imported\n" * 3
+
+
+def test_a_module_that_an_installed_one_hides_is_named(folder: Path) -> None:
+    (folder / "fractions.py").write_text("def net(): ...\n")
+    with raises(ConfigError, "model.name", mentions=[str(folder / "fractions.py"), "rename yours"]):
+        Experiment.load(folder / "my.toml", ["model=fractions:net"])
+
+
+@pytest.mark.parametrize("source", ["parts_of_mine:load", "toy"])
+def test_no_plot_runs_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    install(folder, {"data": "toy = parts_of_mine:load"})
+    monkeypatch.syspath_prepend(folder)
+    run(Experiment.load(folder / "my.toml", [f"data={source}"]), tmp_path / "run")
+    (folder / "imports.txt").unlink()
+    sys.modules.pop("parts_of_mine")
+    history = load_run(tmp_path / "run", weights=False)
+    monkeypatch.setattr("fedkeep.plots.runs.label_counts_of", lambda history: None)  # as in runs of earlier versions
+    from fedkeep.plots.runs import split
+
+    group = Group.of_histories("run", [history])
+    assert f"data.source = '{source}'" in split([group])
+    assert not (folder / "imports.txt").exists()
 
 
 def test_a_module_in_a_run_folder_is_not_imported_even_from_within(folder: Path, run_folder: Path) -> None:
@@ -214,6 +298,31 @@ def test_no_command_runs_code_because_a_run_folder_names_it(folder: Path, run_fo
     assert done.returncode == 0, done.stderr
     assert (folder / "imports.txt").exists(), "the user's own module"
     assert not (run_folder / "imports.txt").exists()
+
+
+def test_a_run_whose_code_is_not_trusted_is_not_extended(folder: Path, run_folder: Path) -> None:
+    before = files_of(run_folder)
+    with raises(UntrustedCode):
+        fk.resume(run_folder, rounds=3)
+    assert "--trust parts_of_mine" in fedkeep("resume", str(run_folder), "rounds=3", cwd=folder).stderr
+    assert files_of(run_folder) == before
+    assert load_run(run_folder).finished
+
+
+def test_code_that_is_typed_is_run_also_where_it_changes_the_file_of_a_run(folder: Path, run_folder: Path) -> None:
+    (folder / "typed.py").write_text(
+        "def share(z, y): return float((z.argmax(1) == 0).float().mean())\n"
+        "def log(): return lambda simulation, record: open('called.txt', 'a').write('x')\n"
+    )
+    file = str(run_folder / "experiment.toml")
+    typed = ["--callback", "typed:log", "metrics.share=typed:share"]
+    done = fedkeep("run", file, *typed, cwd=folder)
+    assert "--trust parts_of_mine" in done.stderr, "the folder's own code is still refused"
+    assert not (folder / "imports.txt").exists()
+    done = fedkeep("run", file, *typed, "--trust", "parts_of_mine", "--name", "x", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "called.txt").read_text() == "xx"
+    assert "share" in load_run(folder / "runs" / "x").records[-1]["metrics"]
 
 
 def test_a_file_without_made_by_in_a_run_folder_is_no_experiment_of_the_users(folder: Path, run_folder: Path) -> None:

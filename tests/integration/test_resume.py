@@ -35,8 +35,8 @@ from support.runs import (
 import fedkeep as fk
 from fedkeep.errors import ConfigError, DataError, FedkeepError, RunError
 from fedkeep.experiments.experiment import Experiment
-from fedkeep.experiments.extend import extend
 from fedkeep.runs.experiment_file import read_experiment
+from fedkeep.runs.extension import write_extension
 from fedkeep.runs.files import to_toml
 from fedkeep.runs.seals import seal_text
 
@@ -223,11 +223,18 @@ def test_an_extended_run_is_one_with_more_rounds_from_the_start(
     assert len(group_runs([tmp_path])[0].runs) == 1, "they are one experiment, twice"
 
 
+def interrupt(simulation: fk.Simulation, record: dict[str, Any]) -> None:
+    """Be a callback that ends the process after a round."""
+    raise KeyboardInterrupt
+
+
 def test_an_extension_survives_an_interruption_and_is_repeated_without_effect(tmp_path: Path) -> None:
     run_small(tmp_path / "run", "fedavg")
-    extend(tmp_path / "run", 5)
+    with pytest.raises(KeyboardInterrupt):
+        fk.resume(tmp_path / "run", rounds=5, callbacks=[interrupt])
     assert not fk.load_run(tmp_path / "run").finished
-    extend(tmp_path / "run", 5)
+    with pytest.raises(KeyboardInterrupt):
+        fk.resume(tmp_path / "run", rounds=5, callbacks=[interrupt])
     assert fk.resume(tmp_path / "run").finished
     assert fk.load_run(tmp_path / "run").records[-1]["round"] == 5
     assert Experiment.load(tmp_path / "run" / "experiment.toml").train.rounds == 5
@@ -252,6 +259,54 @@ def test_a_run_is_not_extended_where_earlier_rounds_would_differ(tmp_path: Path)
         fk.resume(tmp_path / "given", rounds=6)
 
 
+def test_a_failed_extension_changes_no_file(three: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    simulated(three, path)
+    before = files_of(path)
+    args = {"model": fk.models.build("mlp", three.data.input_shape, three.data.n_classes, 0), "data": three.data}
+    with raises(ConfigError):
+        fk.resume(path, rounds=4)
+    with raises(RunError, "split"):
+        fk.resume(path, rounds=4, **args, clients=three.clients[::-1])
+    with raises(RunError, "from_round"):
+        fk.resume(path, rounds=4, **args, clients=three.clients, from_round=9)
+    with raises(FedkeepError, "metrics.m"):
+        fk.resume(path, rounds=4, **args, clients=three.clients, metrics={"m": 3})
+    done = fedkeep("resume", str(path), "rounds=4")
+    assert done.returncode != 0
+    assert files_of(path) == before
+    assert fk.load_run(path).finished
+    assert fk.resume(path, rounds=4, **args, clients=three.clients).finished
+
+
+def test_simulate_continues_an_extended_run_as_resume_does(three: Problem, tmp_path: Path) -> None:
+    """Round 4 was evaluated because it was the last; in a run of 8 rounds it is not."""
+    whole = simulated(three, tmp_path / "whole", rounds=8, eval_every=3, checkpoint_every=1)
+    simulated(three, path := tmp_path / "run", rounds=4, eval_every=3, checkpoint_every=1)
+    args = {"model": fk.models.build("mlp", three.data.input_shape, three.data.n_classes, 0), "data": three.data}
+    for name in ("again", "chosen"):
+        shutil.copytree(path, tmp_path / name)
+    write_extension(path, read_experiment(path)["made_by"]["run"], 8)  # and killed
+    history = simulated(three, path, rounds=8, eval_every=3, resume=True)
+    assert ["confusion" in r for r in history.records] == ["confusion" in r for r in whole.records]
+    assert_same_run(tmp_path / "whole", path)
+    fk.resume(tmp_path / "chosen", rounds=8, **args, clients=three.clients, from_round=4)
+    assert_same_run(tmp_path / "whole", tmp_path / "chosen")
+    before = files_of(tmp_path / "again")
+    fk.resume(tmp_path / "again", **args, clients=three.clients)
+    assert files_of(tmp_path / "again") == before, "a finished run has nothing to repeat"
+
+
+def test_simulate_builds_one_simulation(three: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    real = fk.Simulation.__init__
+    monkeypatch.setattr(fk.Simulation, "__init__", lambda self, *args: built.append(1) or real(self, *args))
+    for _ in range(2):
+        simulated(three, tmp_path / "run", resume=True)
+        assert built == [1]
+        built.clear()
+
+
 def test_the_command_extends_a_run_and_changes_nothing_else(tmp_path: Path) -> None:
     run_small(tmp_path / "run", "fedavg")
     done = fedkeep("resume", str(tmp_path / "run"), "rounds=4", "--json")
@@ -272,10 +327,18 @@ def simulated(problem: Problem, path: Path, **options: Any) -> fk.History:
                        run_dir=path, **settings)  # fmt: skip
 
 
-def test_simulate_resumes_or_replaces_the_run_in_its_folder(three: Problem, tmp_path: Path) -> None:
-    def interrupt(simulation: fk.Simulation, record: dict[str, Any]) -> None:
-        raise KeyboardInterrupt
+def write_logs(path: Path) -> list[Path]:
+    """Write what loggers would, into a run folder, and a log of another run; return the files and folders."""
+    run = read_experiment(path)["made_by"]["run"]
+    names = ["log.csv", "trace.json.gz", "tensorboard/events.out.tfevents.1", f"wandb/offline-run-1-{run}/x.wandb"]
+    for name in [*names, "wandb/run-1-other/x.wandb"]:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(b"")
+    (path / "wandb" / "latest-run").symlink_to(f"offline-run-1-{run}")
+    return [path / name for name in (*names, "tensorboard", "wandb", "wandb/latest-run", "wandb/run-1-other")]
 
+
+def test_simulate_resumes_or_replaces_the_run_in_its_folder(three: Problem, tmp_path: Path) -> None:
     path = tmp_path / "run"
     whole = simulated(three, tmp_path / "whole", resume=True)
     with pytest.raises(KeyboardInterrupt):
@@ -289,18 +352,25 @@ def test_simulate_resumes_or_replaces_the_run_in_its_folder(three: Problem, tmp_
     assert files_of(path) == before, "a finished run is loaded"
     assert same(dict(again.model.named_parameters()), whole.params)
     (path / "notes.txt").write_text("mine")
+    logs = write_logs(path)
     simulated(three, path, overwrite=True, method="fedavg", rounds=1)
     assert fk.load_run(path).method == "fedavg"
     assert (path / "notes.txt").exists()
+    assert [log for log in logs if log.exists() or log.is_symlink()] == [path / "wandb", path / "wandb" / "run-1-other"]
     assert not list(path.rglob("*-2.safetensors"))
     simulated(three, tmp_path / "new", overwrite=True)
 
 
 def test_simulate_does_not_resume_another_run(three: Problem, tmp_path: Path) -> None:
     simulated(three, tmp_path / "run")
-    for key, value in {"lr": 0.5, "rounds": 3, "seed": 1, "method": "fedavg"}.items():
+    for key, value in {"lr": 0.5, "rounds": 1, "seed": 1, "method": "fedavg"}.items():
         with raises(RunError, key, mentions=["overwrite=True"]):
             simulated(three, tmp_path / "run", resume=True, **{key: value})
+    with raises(RunError, "lr", mentions=["overwrite=True"]):
+        simulated(three, tmp_path / "run", resume=True, rounds=3, lr=0.5)
+    with raises(RunError, "rounds", 3, mentions=["fedkeep.resume(run_dir, rounds=3", "fedkeep resume"]) as refused:
+        simulated(three, tmp_path / "run", resume=True, rounds=3)
+    assert "overwrite" not in str(refused.value)
     wider = fk.models.build("mlp", three.data.input_shape, three.data.n_classes, projection=4)
     with raises(RunError, "model"):
         simulated(three, tmp_path / "run", resume=True, model=wider)

@@ -241,7 +241,9 @@ def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
         ({"top 2": top2}, "'top 2' cannot be a metric's name"),
         ([lambda z, y: 1.0], "cannot be a metric's name"),
         ([top2, top2], "two metrics are called top2"),
-        (7, "metrics must be a dict of functions by name, not 7"),
+        ({"a": lambda z, y: {"b": 1.0}, "a_b": lambda z, y: 2.0}, "two metrics would be called a_b"),
+        ({"a": lambda z, y: {1: 1.0, "1": 2.0}}, "two metrics would be called a_1"),
+        (7, "metrics = 7: write a table of names"),
         ("math:nothing", "the module math has no nothing"),
     ],
 )

@@ -37,6 +37,14 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(problem: P
     assert gap(first, other) > 1e-6
 
 
+def test_a_simulation_takes_data_sets_of_torch() -> None:
+    x, y = torch.eye(3).repeat(8, 1), torch.arange(3).repeat(8)
+    parts = (torch.utils.data.TensorDataset(x, y), torch.utils.data.TensorDataset(x[:6], y[:6]))
+    simulation = fk.Simulation("fedavg", "mlp", parts, [range(12), range(12, 24)], fk.Settings(rounds=1, batch_size=4))
+    assert simulation.data.n_classes == 3
+    assert simulation.step()["round"] == 1
+
+
 @pytest.mark.parametrize(("participation", "size"), [(0.5, 3), (1.0, 6), (1, 1), (6, 6), (0.01, 1), (0.25, 2)])
 def test_participation_is_a_share_or_a_number(problem: Problem, participation: float, size: int) -> None:
     record = problem.simulation(fk.methods.FedAvg(), participation=participation).step()
