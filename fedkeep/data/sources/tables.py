@@ -13,6 +13,7 @@ import numpy as np
 
 from fedkeep._util.text import list_some, one_line
 from fedkeep.data.sources import columns, csv_files, parquet
+from fedkeep.data.sources.arrow_types import is_text
 from fedkeep.data.sources.categories import feature_names
 from fedkeep.data.sources.choice import Chosen, choose, leave_out_by_content, log_choice, require_columns
 from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_package
@@ -35,6 +36,16 @@ class Table:
     arrow: Any
     name: str
     folder: Path | None = None
+    first_line: int | None = None  # of the file, that row 0 is on, if it is one file of text
+
+    def place(self, row: int) -> str:
+        """Return where a row is, for a message: its line in a file of text, the first of which is line 1."""
+        if self.first_line is None:
+            return f"row {row}"
+        compute = require_package("pyarrow.compute", "reading tables")
+        text = [column.slice(0, row) for column in self.arrow.columns if is_text(column.type)]
+        breaks = sum(compute.sum(compute.count_substring(column, "\n")).as_py() or 0 for column in text)
+        return f"line {self.first_line + row + breaks}"
 
 
 def is_table(path: Path) -> bool:
@@ -115,8 +126,8 @@ def _number_labels(
     y, y_test = columns.labels(train, chosen.y), None if test is None else columns.labels(test, chosen.y)
     if y.dtype.kind in "UO":
         names = names or np.unique(y).tolist()
-        y = _to_numbers(y, names, train.name)
-        y_test = None if test is None or y_test is None else _to_numbers(y_test, names, test.name)
+        y = _to_numbers(y, names, train)
+        y_test = None if test is None or y_test is None else _to_numbers(y_test, names, test)
     elif columns.is_boolean(train, chosen.y):
         names = names or ["False", "True"]
     return (y, y_test), names or None
@@ -160,7 +171,9 @@ def read(paths: Sequence[Path], options: Options, names: Sequence[str] = ()) -> 
         raise DataError(
             f"{list_some([str(p) for p in paths])} are not shards of one table: {one_line(error)}", key=str(paths[0])
         ) from error
-    return Table(whole, str(paths[0]), paths[0].parent)
+    is_text_file = len(paths) == 1 and paths[0].suffix.lower() != ".parquet"
+    has_header = not names and paths[0].suffix.lower() != ".jsonl"
+    return Table(whole, str(paths[0]), paths[0].parent, (2 if has_header else 1) if is_text_file else None)
 
 
 def from_columns(columns: Mapping[str, Any], name: str) -> Table:
@@ -229,13 +242,14 @@ def _declared_classes(schema: Any, y: str) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _to_numbers(y: np.ndarray, classes: list[str], where: str) -> np.ndarray:
+def _to_numbers(y: np.ndarray, classes: list[str], table: Table) -> np.ndarray:
     index: Mapping[str, int] = {name: c for c, name in enumerate(classes)}
     for row, label in enumerate(y.tolist()):
         if label not in index:
             raise DataError(
-                f"{where}, row {row}: the label {label!r} is not one of the classes ({list_some(classes)})",
-                key=where,
+                f"{table.name}, {table.place(row)}: the label {label!r} is not one of the classes "
+                f"({list_some(classes)})",
+                key=table.name,
                 value=label,
                 valid=classes,
             )
