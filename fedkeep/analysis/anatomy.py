@@ -5,7 +5,7 @@ Shapes: C classes, K clients of the round's cohort.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,15 +48,31 @@ def anatomies(history: History) -> list[Anatomy]:
     return [anatomy_of(history, number) for number in history.anatomy_rounds]
 
 
-def loss_by_class(rounds: Sequence[Anatomy]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the accuracy lost in local training and in aggregation, each [C], mean over clients and rounds."""
-    local, aggregation = [a.lost_locally for a in rounds], [a.lost_in_aggregation for a in rounds]
+def trained_before(rounds: Iterable[Anatomy]) -> list[Anatomy]:
+    """Return the rounds that start from a trained model: without round 1, unless there is no other.
+
+    What the untrained model gets right is chance, and its loss is no forgetting.
+    """
+    whole = list(rounds)
+    return [a for a in whole if a.round > 1] or whole
+
+
+def loss_by_class(rounds: Iterable[Anatomy]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the accuracy lost in local training and in aggregation, each [C], mean over clients and rounds.
+
+    Round 1 is left out, as in `trained_before`.
+    """
+    later = trained_before(rounds)
+    local, aggregation = [a.lost_locally for a in later], [a.lost_in_aggregation for a in later]
     return np.mean(local, axis=0), np.mean(aggregation, axis=0)
 
 
 def loss_by_phase(rounds: Iterable[Anatomy]) -> dict[str, float] | None:
-    """Return the accuracy lost in `local` training and in `aggregation`, mean over clients, classes and rounds."""
-    anatomies = list(rounds)
+    """Return the accuracy lost in `local` training and in `aggregation`, mean over clients, classes and rounds.
+
+    Round 1 is left out, as in `trained_before`. None without rounds.
+    """
+    anatomies = trained_before(rounds)
     if not anatomies:
         return None
     return {

@@ -1,4 +1,4 @@
-"""Model card: a folder with the final weights of a run, and a README.md that says how they were trained.
+"""Model card: a folder with the final weights of a run, what the model takes, and a README.md on how it was trained.
 
 The README.md starts with the header that the Hugging Face Hub reads. Names come from run folders and may contain
 anything, so every one is escaped: as a JSON string in the header, which is YAML, and as text in Markdown.
@@ -19,6 +19,7 @@ import safetensors.torch
 from fedkeep import methods, models, tree
 from fedkeep._util.json import flatten
 from fedkeep._util.text import format_mean, join_names, list_some, printable
+from fedkeep.analysis.card_inputs import INPUTS, WEIGHTS, inputs_of, to_json, use_code
 from fedkeep.analysis.groups import Group, Run
 from fedkeep.analysis.labels import data_name
 from fedkeep.analysis.run_set import read_runs
@@ -27,8 +28,14 @@ from fedkeep.runs.files import is_there, make_folder, read_bytes, write_atomic
 from fedkeep.runs.reading import load_run
 from fedkeep.tree import Tree
 
-CARD, WEIGHTS = "README.md", "model.safetensors"
+CARD = "README.md"
 _START = "---\nlibrary_name: fedkeep"  # of a card, by which it is recognised
+_INPUTS = {  # what the file of the inputs has, by its keys
+    "input_shape": "the shape of an input (`input_shape`)",
+    "features": "the names of the inputs in their order (`features`)",
+    "mean": "the `mean` and `std` that they are normalised with",
+    "classes": "the names of the classes 0, 1, ... (`classes`)",
+}
 _MEASURES = {  # of a summary: the heading, and whether it is a share shown in percent
     "final": ("test accuracy (%)", True),
     "best": ("best test accuracy of a round (%)", True),
@@ -78,6 +85,7 @@ def write_card(paths: Iterable[str | Path], folder: Path, seed: int | None = Non
     make_folder(folder)
     flat = tree.to_cpu_copies(card.params)
     write_atomic(folder / WEIGHTS, safetensors.torch.save(flat, metadata={"format": "pt"}))
+    write_atomic(folder / INPUTS, to_json(inputs_of(card.run)))
     write_atomic(folder / CARD, card.readme().encode())
     return card
 
@@ -205,32 +213,16 @@ def _shown(value: Any) -> str:
 
 
 def _use(card: Card) -> str:
-    """Return how to load the weights."""
-    number = sum(leaf.numel() for leaf in tree.leaves(card.params))
-    return (
-        f"## Use\n\n`{WEIGHTS}` has the {number:,} trained weights, by the names of the model's parameters.\n\n"
-        "```python\nimport fedkeep as fk\nfrom safetensors.torch import load_file\n\n"
-        f"{_building(card.group.setting)}\n{_loading(card.group.setting['model'])}\n```"
-    )
-
-
-def _building(setting: Mapping[str, Any]) -> str:
-    """Return the code that builds the model, if model and data have names; otherwise a place to fill in."""
-    model, source = dict(setting["model"]), str(setting["data"].get("source", ""))
-    name = model.pop("name", None)
-    if name not in models.REGISTRY or not re.fullmatch(r"[a-z0-9-]+", source) or not all(map(str.isidentifier, model)):
-        return "model = ...  # the network that was trained"
-    options = "".join(f", {key}={value!r}" for key, value in model.items())
-    return (
-        f"data = fk.data.load({source!r})\nmodel = fk.models.build({name!r}, data.input_shape, data.n_classes{options})"
-    )
-
-
-def _loading(model: Mapping[str, Any]) -> str:
-    """Return the code that loads the weights; a model with frozen parts finds only the others in the file."""
-    if model.get("name") in models.REGISTRY and model.keys() == {"name"} and model["name"] not in models.TEXT_MODELS:
-        return f"model.load_state_dict(load_file({WEIGHTS!r}))"
-    return f"model.load_state_dict(load_file({WEIGHTS!r}), strict=False)  # frozen weights are not in the file"
+    """Return how to load the weights and what the model takes."""
+    number, inputs = sum(leaf.numel() for leaf in tree.leaves(card.params)), inputs_of(card.run)
+    about = [f"`{WEIGHTS}` has the {number:,} trained weights, by the names of the model's parameters."]
+    if parts := [text for key, text in _INPUTS.items() if key in inputs]:
+        about.append(f"`{INPUTS}` has {join_names(parts)}.")
+    if "normalise" in card.group.setting["data"] and "mean" not in inputs:
+        about.append("The inputs were normalised, but the run folder does not have their mean and standard deviation.")
+    given = card.run.history.about.get("made_by", {}).get("model_name")
+    code = use_code(card.group.setting, given if isinstance(given, str) else None, inputs)
+    return f"## Use\n\n{' '.join(about)}\n\n```python\n{code}\n```"
 
 
 def _task(model: Mapping[str, Any]) -> str:

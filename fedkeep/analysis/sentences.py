@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
+import numpy as np
+
 from fedkeep._util.text import format_megabytes, format_reached, join_names, short_name
 from fedkeep.analysis.compare import (
     EQUAL,
@@ -23,6 +25,7 @@ from fedkeep.analysis.significance import MIN_SEEDS
 
 MEASURE_NAMES = {"final": "final accuracy", "forgetting": "forgetting"}  # the measures that sentences are about
 MAX_NAMES = 5
+_NEVER = 0.01  # the accuracy that a class must reach in some round to count as recognised
 
 
 def sentences(groups: Sequence[Group], against: str | None = None) -> list[str]:
@@ -99,10 +102,24 @@ def remarks(groups: Sequence[Group], name: Callable[[Group], str] = attrgetter("
     unlearned = [name(g) for g in finished if not g.learned]
     if unlearned and len(unlearned) < len(finished):
         lines.append(f"Learned nothing, so there is nothing to forget: {list_names(unlearned)}.")
+    lines += _never_recognised(finished)
     if unverified := [name(g) for g in groups if not all(r.history.verified for r in g.runs)]:
         names = "all runs" if len(unverified) == len(groups) else list_names(unverified)
         lines.append(f"Not verified, because files have no checksums or a checkpoint is damaged: {names}.")
     return lines
+
+
+def _never_recognised(groups: Sequence[Group]) -> list[str]:
+    """Return which classes no run ever recognised: forgetting, which is 0 for them, does not show it."""
+    runs = [run for g in groups for run in g.runs]
+    if not any(g.learned for g in groups) or len({run.class_accuracy.shape[1] for run in runs}) > 1:
+        return []
+    best = np.max([run.class_accuracy.max(0) for run in runs], axis=0)  # NaN for a class without test examples
+    if not (classes := np.flatnonzero(best < _NEVER).tolist()):
+        return []
+    names = list_names([short_name(runs[0].history.class_name(c)) for c in classes], most=3)
+    share = "0%" if best[classes].max() == 0 else f"below {_NEVER:.0%}"
+    return [f"Never recognised ({share} in every round{' of all runs' * (len(runs) > 1)}): {names}."]
 
 
 def list_names(names: Sequence[str], most: int = MAX_NAMES) -> str:

@@ -81,14 +81,15 @@ def export(
 def _export_card(
     folders: list[Path], card: Path, seed: int | None, others: Mapping[str, object], as_json: bool
 ) -> None:
-    from fedkeep.analysis.card import CARD, WEIGHTS, write_card
+    from fedkeep.analysis.card import CARD, write_card
+    from fedkeep.analysis.card_inputs import INPUTS, WEIGHTS
 
     for option, value in others.items():
         if value:
             raise FedkeepError(f"{option} cannot be used with --card", key=option, value=str(value))
     require_writable_folder(card, key="--card")
     written = write_card(folders, card, seed)
-    files = [card / CARD, card / WEIGHTS]
+    files = [card / CARD, card / WEIGHTS, card / INPUTS]
     if as_json:
         summary = {"name": written.name, "seeds": sorted(written.group.seeds), "seed_of_weights": written.run.seed}
         print(to_json({**summary, "files": [str(file) for file in files]}, indent=2))

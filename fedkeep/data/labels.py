@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,17 +123,19 @@ def _sorted_names(labels: np.ndarray) -> list[str]:
     return names
 
 
-def number_texts(labels: np.ndarray, names: Sequence[str], key: str, one: str = "example") -> Tensor:
+def number_texts(
+    labels: np.ndarray, names: Sequence[str], key: str, place: Callable[[int], str] = "example {}".format
+) -> Tensor:
     """Return the number of each label in these names; raise at the first that is not among them.
 
-    `one` is what an example is called in the message.
+    `place` returns where an example is, for the message.
     """
     index = {name: c for c, name in enumerate(names)}
     numbers = [index.get(label, -1) for label in labels.tolist()]
     if -1 in numbers:
         first = numbers.index(-1)
         raise DataError(
-            f"{key}, {one} {first}: the label {str(labels[first])!r} is not one of the classes ({list_some(names)})",
+            f"{key}, {place(first)}: the label {str(labels[first])!r} is not one of the classes ({list_some(names)})",
             key=key,
             value=str(labels[first]),
             valid=names,

@@ -27,6 +27,8 @@ from fedkeep.task import Task, describe_criterion
 
 log = logging.getLogger("fedkeep")
 
+MAX_INPUTS = 500
+
 
 def experiment_dict(
     method: FedAvg, settings: Settings, task: Task, source: str, n_clients: int, normalise: str | None = None
@@ -151,13 +153,14 @@ def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]
     `structure` is a hash of the model without its weights, `layers` names its layers, `test` is a hash of the test set,
     `init` one of the initial weights, `pretrained` one of the weights that were read from files. `tokenizer` is that of
     the texts. `algorithm` is a hash of the method's code, if the method is the user's own. `input_shape` and
-    `n_classes` are what a model is built for.
+    `n_classes` are what a model is built for, `inputs` what its inputs are.
     """
     model = task.module(task.init)
     shape = data.input_shape if data is not None else None
     return {
         "input_shape": list(shape) if isinstance(shape, tuple) and shape else None,
         "n_classes": task.n_classes,
+        "inputs": describe_inputs(data) if data is not None else None,
         "structure": structure_hash(model),
         "layers": layer_names(model),
         "init": fingerprint(task.init),
@@ -166,3 +169,17 @@ def identity(method: FedAvg, task: Task, data: Dataset | None) -> dict[str, Any]
         "tokenizer": data.input_shape.tokenizer if data and isinstance(data.input_shape, TextForm) else None,
         "algorithm": structure_hash(type(method)) if is_own(type(method)) else None,
     }
+
+
+def describe_inputs(data: Dataset) -> dict[str, Any] | None:
+    """Return the names of the inputs, and the mean and std that they are normalised with; None if it has none.
+
+    Whoever uses the model without the data needs them. Lists of more than `MAX_INPUTS` are left out.
+    """
+    features = data.feature_names
+    found = {
+        "features": list(features) if features is not None and len(features) <= MAX_INPUTS else None,
+        "mean": data.mean.tolist() if data.mean is not None and data.mean.numel() <= MAX_INPUTS else None,
+        "std": data.std.tolist() if data.std is not None and data.std.numel() <= MAX_INPUTS else None,
+    }
+    return found if any(value is not None for value in found.values()) else None

@@ -178,7 +178,7 @@ def round_forgetting(groups: Sequence[Group]) -> Any:
 
 
 def where(groups: Sequence[Group]) -> Any:
-    """Plot what each class lost in local training and in aggregation, mean over clients, rounds and seeds."""
+    """Plot what each class lost in local training and in aggregation, mean over clients, rounds (from 2) and seeds."""
     by_group = [(g, [anatomy for run in g.runs for anatomy in run.anatomies]) for g in groups]
     usable = [(g, loss_by_class(anatomies)) for g, anatomies in by_group if anatomies]
     if not usable:

@@ -224,7 +224,7 @@ def _run_data(run: Run, budget: _Budget, splits: dict[str, dict[str, Any]]) -> d
         "anatomy": _anatomy_data(run.anatomies, budget.anatomies),
         "recoverable": _recoverable_data(run, budget.columns),
         "split": _split_index(run, splits, budget.clients),
-        "made_by": _texts({key: value for key, value in about.get("made_by", {}).items() if key != "layers"}),
+        "made_by": _texts({k: v for k, v in about.get("made_by", {}).items() if k not in ("layers", "inputs")}),
     }
 
 

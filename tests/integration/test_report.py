@@ -23,6 +23,7 @@ from fedkeep.analysis.anatomy import anatomies, loss_by_class, loss_by_phase
 from fedkeep.analysis.compare import differences
 from fedkeep.analysis.groups import Group, Problem, Run
 from fedkeep.analysis.run_set import RunSet, read_runs
+from fedkeep.analysis.sentences import sentences
 from fedkeep.experiments.build import load_data_and_clients
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.run import run as run_experiment
@@ -73,6 +74,16 @@ def test_a_class_lost_in_training_and_one_lost_in_aggregation() -> None:
     assert second.lost_in_aggregation.tolist() == [0.0, 0.8]
     assert [lost.tolist() for lost in loss_by_class([second])] == [[0.8, 0.0], [0.0, 0.8]]
     assert loss_by_phase([second]) == {"local": pytest.approx(0.4), "aggregation": pytest.approx(0.4)}
+
+
+def test_the_loss_of_what_an_untrained_model_got_right_is_no_forgetting() -> None:
+    """The untrained model gets all of class 1 right by chance, and no later model any; round 2 loses nothing."""
+    run = history([[0.0, 1.0], [0.8, 0.0], [0.8, 0.0]], [[[0.8, 0.0]], [[0.8, 0.0]]])
+    first, second = anatomies(run)
+    assert first.lost_locally.tolist() == [0.0, 1.0]
+    assert [lost.tolist() for lost in loss_by_class([first, second])] == [[0.0, 0.0], [0.0, 0.0]]
+    assert loss_by_phase([first, second]) == {"local": 0.0, "aggregation": 0.0}
+    assert loss_by_phase([first]) == {"local": 0.5, "aggregation": 0.0}, "there is no other round"
 
 
 def test_a_round_without_an_evaluation_before_it_has_no_anatomy() -> None:
@@ -140,6 +151,22 @@ def test_classes_have_their_names() -> None:
     assert data["class_names"][0] == "benign"
     assert data["class_names"][1].startswith("a <b>\\x1b[31mxx")
     assert len(data["class_names"][1]) == 40
+
+
+def test_a_class_that_no_run_ever_recognised_is_named() -> None:
+    """Class 2 is right only before training, which does not count; in the third case one run of three knows it."""
+    known = [0.8, 0.8, 0.0]
+    never, once = [[0.0, 0.0, 1.0], known, known], [[0.0, 0.0, 1.0], [0.8, 0.8, 0.2], known]
+    for groups, named in (
+        ([with_accuracies("fedavg", never)], True),
+        ([with_accuracies("fedavg", never), with_accuracies("fedntd", never)], True),
+        ([with_accuracies("fedavg", never), with_accuracies("fedntd", never, once)], False),
+        ([with_accuracies("fedavg", never, status="unfinished")], False),
+    ):
+        for lines in (verdict(groups).details, sentences(groups)):
+            found = [line for line in lines if "0% in every round" in line]
+            assert len(found) == named
+            assert all("class 2" in line and "class 0" not in line for line in found)
 
 
 @pytest.mark.parametrize(

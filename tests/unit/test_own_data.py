@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,7 @@ def test_too_many_words_are_refused_where_the_column_is_named_and_left_out_other
     [
         ("a.csv", "age;bmi;label\n1,5;2,25;a\n2;3;b\n1;1;a\n"),
         ("a.csv", "age;bmi;label\n1.5;2.25;a\n2;3;b\n1;1;a\n"),
+        ("a.csv", "age;bmi;label\n1.5;2,25;a\n2;3;b\n1.0;1;a\n"),
         ("a.csv", "age\tbmi\tlabel\n1.5\t2.25\ta\n2\t3\tb\n1\t1\ta\n"),
         ("a.tsv", "age\tbmi\tlabel\n1.5\t2.25\ta\n2\t3\tb\n1\t1\ta\n"),
     ],
@@ -253,6 +255,32 @@ def test_too_many_words_are_refused_where_the_column_is_named_and_left_out_other
 def test_semicolons_and_tabs_separate_columns(tmp_path: Path, name: str, text: str) -> None:
     path = write(tmp_path / name, text)
     assert load((path, path)).x_train.tolist() == [[1.5, 2.25], [2, 3], [1, 1]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("encoding", "warned"), [("windows-1252", True), ("utf-16", False), ("utf-8-sig", False)])
+def test_other_encodings_are_decoded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, encoding: str, warned: bool, packed: bool
+) -> None:
+    path = tmp_path / ("a.csv.gz" if packed else "a.csv")
+    content = "größe;ward;who;label\n1,5;Küche;Köln;süß\n2;€;Bonn;b\n1;€;Köln;b\n".encode(encoding)
+    path.write_bytes(gzip.compress(content) if packed else content)
+    data = load((path, path), ids="who")
+    assert data.feature_names == ("größe", "ward=Küche", "ward=€")
+    assert data.class_names == ("b", "süß")
+    assert data.ids is not None
+    assert data.ids.tolist() == ["Köln", "Bonn", "Köln"]
+    assert data.x_train[:, 0].tolist() == [1.5, 2, 1]
+    assert any("windows-1252" in message for message in caplog.messages) == warned
+
+
+def test_a_message_about_empty_cells_has_the_line_of_the_file_and_what_to_do(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'age,ward,label\n1,"a\nb",0\n2,c,1\n,c,1\n,c,0\n')
+    with raises(DataError, "age", 2, mentions=["2 empty cells", "line 5", "x="]):
+        load(path)
+    path = write(tmp_path / "a.jsonl", '{"age": 1, "label": 0}\n{"label": 1}\n')
+    with raises(DataError, "age", 1, mentions=["1 empty cell,", "line 2"]):
+        load(path)
 
 
 def test_a_misspelt_column_of_classes_is_named_first(tmp_path: Path) -> None:

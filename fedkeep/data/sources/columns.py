@@ -40,7 +40,8 @@ def labels(table: Table, name: str) -> np.ndarray:
     empty = [row for row, label in enumerate(values) if not label.strip()] if is_text(column.type) else []
     if empty:
         raise DataError(
-            f"{table.name}: the column {name!r} has {len(empty)} empty labels, the first in row {empty[0]}",
+            f"{table.name}: the column {name!r} has {len(empty)} empty label{'s' * (len(empty) > 1)}, the first in "
+            f"{table.place(empty[0])}: drop these rows or fill the cells",
             key=name,
             value=empty[0],
         )
@@ -62,7 +63,7 @@ def id_column(table: Table, name: str) -> np.ndarray:
 
 def categories(table: Table, chosen: Chosen, options: Options) -> Categories:
     """Return the categories of the columns of words, if the examples are numbers and words; they become one-hot."""
-    by_name = {name: _column(table, name) for name in chosen.x}
+    by_name = {name: _column(table, name, is_input=True) for name in chosen.x}
     features = all(is_number(column.type) or is_words(column.type) for column in by_name.values())
     if len(by_name) == 1 or not features or options.text is not None or options.tokenizer is not None:
         return {}
@@ -71,10 +72,10 @@ def categories(table: Table, chosen: Chosen, options: Options) -> Categories:
 
 def inputs(table: Table, chosen: Chosen, options: Options, found: Categories, like: Any = None) -> Any:
     """Return the examples: decoded images, tokenised text, lists of numbers, or numbers and one-hot categories."""
-    by_name = {name: _column(table, name) for name in chosen.x}
+    by_name = {name: _column(table, name, is_input=True) for name in chosen.x}
     if options.text is not None:
         joined = text_columns.join_columns(table, by_name, is_text)
-        return text_columns.tokenise(table.name, ", ".join(chosen.x), joined, options)
+        return text_columns.tokenise(table.name, ", ".join(chosen.x), joined, options, table.place)
     if found:
         options.require_memory(4 * table.arrow.num_rows * len(feature_names(chosen.x, found)), table.name)
         return _stack_features(by_name, found, table.name)
@@ -97,7 +98,7 @@ def _one_column(table: Table, name: str, column: Any, options: Options, like: An
         shape = like.shape[1:] if isinstance(like, np.ndarray) and like.ndim == 4 else None
         return decode(rows, len(column), options, shape)
     if is_text(kind):
-        return text_columns.tokenise(table.name, name, column.to_pylist(), options)
+        return text_columns.tokenise(table.name, name, column.to_pylist(), options, table.place)
     if is_number(kind):
         return column.to_numpy()
     return _stack_lists(table, name, column, options.size)
@@ -203,13 +204,15 @@ def _fits_bytes(x: np.ndarray) -> bool:
     return bool(x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255)
 
 
-def _column(table: Table, name: str) -> Any:
+def _column(table: Table, name: str, is_input: bool = False) -> Any:
     column = table.arrow.column(name)
     if column.null_count:
         compute = require_package("pyarrow.compute", "reading tables")
         row = compute.index(compute.is_null(column), True).as_py()
+        number, remedy = column.null_count, ", or leave the column out: x= names the others" if is_input else ""
         raise DataError(
-            f"{table.name}: the column {name!r} has {column.null_count} empty cells, the first in row {row}",
+            f"{table.name}: the column {name!r} has {number} empty cell{'s' * (number > 1)}, the first in "
+            f"{table.place(row)}: drop these rows or fill the cells{remedy}",
             key=name,
             value=row,
         )

@@ -14,6 +14,7 @@ import numpy as np
 from fedkeep._util.text import list_some, one_line
 from fedkeep.data.labels import number_texts
 from fedkeep.data.sources import columns, csv_files, parquet
+from fedkeep.data.sources.arrow_types import is_text
 from fedkeep.data.sources.categories import feature_names
 from fedkeep.data.sources.choice import Chosen, choose, leave_out_by_content, log_choice, require_columns
 from fedkeep.data.sources.common import Missing, Options, Part, Raw, require_package
@@ -36,6 +37,16 @@ class Table:
     arrow: Any
     name: str
     folder: Path | None = None
+    first_line: int | None = None  # of the file, that row 0 is on, if it is one file of text
+
+    def place(self, row: int) -> str:
+        """Return where a row is, for a message: its line in a file of text, the first of which is line 1."""
+        if self.first_line is None:
+            return f"row {row}"
+        compute = require_package("pyarrow.compute", "reading tables")
+        text = [column.slice(0, row) for column in self.arrow.columns if is_text(column.type)]
+        breaks = sum(compute.sum(compute.count_substring(column, "\n")).as_py() or 0 for column in text)
+        return f"line {self.first_line + row + breaks}"
 
 
 def is_table(path: Path) -> bool:
@@ -139,8 +150,8 @@ def _number_labels(
     y, y_test = columns.labels(train, chosen.y), None if test is None else columns.labels(test, chosen.y)
     if y.dtype.kind in "UO":
         names = names or np.unique(y).tolist()
-        y = number_texts(y, names, train.name, "row").numpy()
-        y_test = None if test is None or y_test is None else number_texts(y_test, names, test.name, "row").numpy()
+        y = number_texts(y, names, train.name, train.place).numpy()
+        y_test = None if test is None or y_test is None else number_texts(y_test, names, test.name, test.place).numpy()
     elif columns.is_boolean(train, chosen.y):
         names = names or ["False", "True"]
     return (y, y_test), names or None
@@ -184,7 +195,9 @@ def read(paths: Sequence[Path], options: Options, names: Sequence[str] = ()) -> 
         raise DataError(
             f"{list_some([str(p) for p in paths])} are not shards of one table: {one_line(error)}", key=str(paths[0])
         ) from error
-    return Table(whole, str(paths[0]), paths[0].parent)
+    is_text_file = len(paths) == 1 and paths[0].suffix.lower() != ".parquet"
+    has_header = not names and paths[0].suffix.lower() != ".jsonl"
+    return Table(whole, str(paths[0]), paths[0].parent, (2 if has_header else 1) if is_text_file else None)
 
 
 def from_columns(columns: Mapping[str, Any], name: str) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,13 +32,18 @@ def join_columns(table: Table, by_name: Mapping[str, Any], is_text: Any) -> list
     return columns[0] if len(columns) == 1 else [" ".join(row) for row in zip(*columns, strict=True)]
 
 
-def tokenise(where: str, name: str, texts: list[str], options: Options) -> Any:
-    """Return texts as token ids; with a function of the user's own, what it returns. Empty texts raise an error."""
+def tokenise(
+    where: str, name: str, texts: list[str], options: Options, place: Callable[[int], str] = "row {}".format
+) -> Any:
+    """Return texts as token ids; with a function of the user's own, what it returns. Empty texts raise an error.
+
+    `place` says where a row is, for messages.
+    """
     empty = [row for row, text in enumerate(texts) if not text.strip()]
     if empty:
         raise DataError(
-            f"{where}: the column {name!r} has {len(empty)} empty text{'s' * (len(empty) > 1)}, the first in row "
-            f"{empty[0]}: leave out such rows",
+            f"{where}: the column {name!r} has {len(empty)} empty text{'s' * (len(empty) > 1)}, the first in "
+            f"{place(empty[0])}: drop these rows",
             key=name,
             value=empty[0],
         )
@@ -53,7 +58,7 @@ def tokenise(where: str, name: str, texts: list[str], options: Options) -> Any:
     tokenizer, most = make_tokenizer(options.tokenizer), options.max_length or MAX_LENGTH
     parts = [tokenizer.encode(texts[i : i + _AT_A_TIME], most) for i in range(0, len(texts), _AT_A_TIME)]
     encoded = [ids for part in parts for ids in part]
-    _require_tokens(where, name, encoded)
+    _require_tokens(where, name, encoded, place)
     n_cut = sum(len(ids) == most for ids in encoded)
     if n_cut > _MANY * len(encoded):
         log.warning("%s: %d of %d texts have max_length = %d tokens or more: what is longer is cut",
@@ -61,11 +66,11 @@ def tokenise(where: str, name: str, texts: list[str], options: Options) -> Any:
     return Texts.of(encoded, tokenizer.form(most))
 
 
-def _require_tokens(where: str, name: str, encoded: list[list[int]]) -> None:
+def _require_tokens(where: str, name: str, encoded: list[list[int]], place: Callable[[int], str]) -> None:
     row = next((row for row, ids in enumerate(encoded) if not len(ids)), None)
     if row is not None:
         raise DataError(
-            f"{where}: the tokenizer finds no token in row {row} of the column {name!r}: leave it out",
+            f"{where}: the tokenizer finds no token in {place(row)} of the column {name!r}: drop this row",
             key=name,
             value=row,
         )
