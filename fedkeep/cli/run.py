@@ -32,7 +32,7 @@ from fedkeep.cli.options import (
     suggesting_sweeps,
 )
 from fedkeep.cli.signals import hint
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import ConfigError, Diverged, FedkeepError, LostPeer, RunFailed
 
 if TYPE_CHECKING:
     from fedkeep.engine.profile import Profile
@@ -169,6 +169,7 @@ def run(
     if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}
+    refused: list[str] = []  # before their first round
     with (
         log_once(),
         _showing(make_callbacks.profile, as_json),
@@ -183,12 +184,20 @@ def run(
         for label, outcome in outcomes:
             if not isinstance(outcome, FedkeepError):
                 histories[label] = outcome
+            elif _is_refusal(outcome, runs / label):
+                refused.append(label)
     if histories:
         _show_runs(histories, as_json, runs)
     if make_callbacks.profile is not None:
         _show_profile(make_callbacks.profile, as_json, finished_before=runs / next(iter(todo)) if histories else None)
     if len(histories) < len(todo):
-        raise typer.Exit(1)
+        raise typer.Exit(2 if len(refused) == len(todo) else 1)
+
+
+def _is_refusal(error: FedkeepError, folder: Path) -> bool:
+    """Return whether a run was refused before its first round, because of its settings or its data."""
+    happened = isinstance(error, Diverged | RunFailed | LostPeer)
+    return not happened and (isinstance(error, ConfigError) or not folder.exists())
 
 
 def resume(
