@@ -16,6 +16,7 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
 from fedkeep.cli.compare import show
+from fedkeep.cli.completion import complete_change
 from fedkeep.cli.options import (
     AsJson,
     ExperimentArgs,
@@ -77,7 +78,10 @@ class ExtraCallbacks:
 
 def run(
     args: ExperimentArgs = None,
-    sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: one run per value. May be repeated.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="key=a,b,c: one run per value. May be repeated.", autocompletion=complete_change),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Where to create the run folders.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run folder (with a sweep: its prefix).")] = None,
     jobs: JobsOption = "auto",
