@@ -104,7 +104,7 @@ def format_os_error(error: OSError) -> str:
 
 
 def format_value(value: object, most: int = 200) -> str:
-    """Return a value for a message, shortened if it is long; a number of thousands of digits too.
+    """Return a value for a message, shortened if it is long; an object whose text has several lines by its type.
 
     >>> format_value("abc"), format_value(16**5000)
     ("'abc'", 'a number of 20001 bits')
@@ -115,6 +115,8 @@ def format_value(value: object, most: int = 200) -> str:
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deeply"
+    if "\n" in text:  # a table or an array
+        return f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _INT64 = (-(2**63), 2**63 - 1)
+# what a value must be, by how the type of pydantic's error starts
+_KINDS = {
+    "float_": "a number",
+    "int_": "a whole number",
+    "finite_number": "a finite number",
+    "bool_": "true or false",
+    "string_type": "a text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "mapping_type": "a table",
+    "dataclass_type": "a table",
+    "model_type": "a table",
+}
 _FLOAT32_MAX = 3.4028234e38  # beyond it, torch computes with infinity
 
 
@@ -109,14 +123,37 @@ def require_label(value: Any, error: type[FedkeepError] = FedkeepError) -> str:
 
 def first_error(section: str, error: ValidationError) -> ConfigError:
     """Return the first of pydantic's errors as one of ours; `section` is put before the key."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = errors[0]
     reason = first.get("ctx", {}).get("error")
     if isinstance(reason, FedkeepError):
         return reason.converted(ConfigError, str(reason))
-    key = section + ".".join(str(part) for part in first["loc"])
+    place, failed = first["loc"], [first]
+    if _is_type(place[-1]):  # the value fits none of a union's types, and there is an error for each
+        place = place[:-1]
+        failed = [one for one in errors if one["loc"][:-1] == place and _is_type(one["loc"][-1])]
+    key = section + ".".join(str(part) for part in place)
     if first["type"] == "missing":
         return ConfigError(f"{key} is missing", key=key)
-    return ConfigError(f"{key} = {format_value(first['input'])}: {first['msg']}", key=key, value=first["input"])
+    kinds = list(dict.fromkeys(_expected(one["type"], one.get("ctx", {})) for one in failed))
+    given = format_value(first["input"])
+    if "" in kinds:
+        return ConfigError(f"{key} = {given}: {first['msg']}", key=key, value=first["input"])
+    if "a number" in kinds and "a whole number" in kinds:
+        kinds.remove("a whole number")
+    return ConfigError(f"{key} must be {' or '.join(kinds)}, not {given}", key=key, value=first["input"])
+
+
+def _is_type(part: object) -> bool:
+    """Return whether a part of an error's place is a type of a union, not a key."""
+    return part in ("int", "float", "str", "bool") or "[" in str(part)
+
+
+def _expected(kind: str, bounds: dict[str, Any]) -> str:
+    """Return what a value must be, for a type of pydantic's errors; "" for other types."""
+    if kind == "greater_than_equal":
+        return f"at least {bounds['ge']}"
+    return next((text for start, text in _KINDS.items() if kind.startswith(start)), "")
 
 
 def _is_huge(value: Any) -> bool:

@@ -5,7 +5,7 @@ Exit codes, of every command:
     0    success
     1    a run failed, alone or in a sweep: it diverged, ran into an error, or its process was killed; the others have
          run. Also: a file could not be written, or fedkeep has a bug
-    2    invalid input: the command was refused before any run started
+    2    invalid input: the command, or every run of it, was refused before any round was trained
     129, 130, 143    ended by SIGHUP, SIGINT (Ctrl-C) or SIGTERM: 128 + the number of the signal
 """
 

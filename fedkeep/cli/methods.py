@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedkeep._util.json import to_json
 from fedkeep._util.text import one_line
+from fedkeep.cli.completion import complete_method
 from fedkeep.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ log = logging.getLogger("fedkeep")
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this method in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this method in full.", autocompletion=complete_method)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, what each does, sends, stores and needs; with NAME, also its hyperparameters and uploads.

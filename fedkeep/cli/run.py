@@ -16,6 +16,7 @@ from rich.console import Console
 from fedkeep._util.json import to_json
 from fedkeep._util.text import printable
 from fedkeep.cli.compare import show
+from fedkeep.cli.completion import complete_change
 from fedkeep.cli.options import (
     AsJson,
     ExperimentArgs,
@@ -32,7 +33,7 @@ from fedkeep.cli.options import (
     suggesting_sweeps,
 )
 from fedkeep.cli.signals import hint
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import ConfigError, Diverged, FedkeepError, LostPeer, RunFailed
 
 if TYPE_CHECKING:
     from fedkeep.engine.profile import Profile
@@ -77,7 +78,10 @@ class ExtraCallbacks:
 
 def run(
     args: ExperimentArgs = None,
-    sweep: Annotated[list[str] | None, typer.Option(help="key=a,b,c: one run per value. May be repeated.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="key=a,b,c: one run per value. May be repeated.", autocompletion=complete_change),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Where to create the run folders.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run folder (with a sweep: its prefix).")] = None,
     jobs: JobsOption = "auto",
@@ -171,6 +175,7 @@ def run(
     if profile and (len(todo) > 1 or jobs not in ("auto", 1)):
         raise FedkeepError("--profile is for a single run, in one process: omit --sweep and --jobs", key="--profile")
     histories: dict[str, History] = {}
+    refused: list[str] = []  # before their first round
     with (
         log_once(),
         _showing(make_callbacks.profile, as_json),
@@ -185,12 +190,20 @@ def run(
         for label, outcome in outcomes:
             if not isinstance(outcome, FedkeepError):
                 histories[label] = outcome
+            elif _is_refusal(outcome, runs / label):
+                refused.append(label)
     if histories:
         _show_runs(histories, as_json, runs)
     if make_callbacks.profile is not None:
         _show_profile(make_callbacks.profile, as_json, finished_before=runs / next(iter(todo)) if histories else None)
     if len(histories) < len(todo):
-        raise typer.Exit(1)
+        raise typer.Exit(2 if len(refused) == len(todo) else 1)
+
+
+def _is_refusal(error: FedkeepError, folder: Path) -> bool:
+    """Return whether a run was refused before its first round, because of its settings or its data."""
+    happened = isinstance(error, Diverged | RunFailed | LostPeer)
+    return not happened and (isinstance(error, ConfigError) or not folder.exists())
 
 
 def resume(

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedkeep._util.json import to_json
 from fedkeep._util.text import format_mean
+from fedkeep.cli.completion import complete_change, complete_method
 from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, Trust, file_and_overrides, naming
 from fedkeep.cli.signals import hint
 from fedkeep.errors import FedkeepError
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 def tune(
     args: ExperimentArgs = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Methods, comma-separated; by default the experiment's.")
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Methods, comma-separated; by default the experiment's.",
+            autocompletion=complete_method,
+        ),
     ] = None,
     tries: Annotated[int, typer.Option(min=1, help="Settings to try of every method, the experiment's included.")] = 9,
     search: Annotated[
@@ -34,6 +40,7 @@ def tune(
         typer.Option(
             metavar="KEY=LOW:HIGH|KEY=A,B",
             help="Also search this key, on a log scale or among values. May be repeated.",
+            autocompletion=complete_change,
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every setting, with the seeds 0, 1, ...")] = 1,

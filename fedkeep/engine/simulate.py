@@ -32,6 +32,7 @@ from fedkeep.runs.files import EXPERIMENT, FEDERATION, is_there
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
+from fedkeep.runs.round_logger import RoundLogger
 from fedkeep.runs.seals import damaged
 
 
@@ -239,6 +240,10 @@ def _run_in_folder(
 
         def attach() -> None:
             simulation.attach(stack.enter_context(open_folder()), from_round)
+            if simulation.round >= simulation.settings.rounds:  # no round is left that would call them
+                for logger in simulation.callbacks:
+                    if isinstance(logger, RoundLogger):
+                        logger.write_recorded(simulation)
 
         simulation.ranks.on_rank0(attach)
         return simulation.run()

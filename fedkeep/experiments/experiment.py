@@ -96,6 +96,9 @@ class Experiment(BaseModel):
                 key=missing[0],
                 valid=missing,
             )
+        for key in NAME_KEY:
+            if not isinstance(tables[key], dict):
+                raise _not_a_name(key, tables[key])
         try:
             made = cls(**tables)
         except ValidationError as error:
@@ -313,9 +316,21 @@ def _require_name(section: str, table: dict[str, Any]) -> str:
     """Return the name in a section, such as method.name or split.kind; raise if there is none."""
     key = f"{section}.{NAME_KEY[section]}"
     name = table.get(NAME_KEY[section])
+    if name is None:
+        raise ConfigError(f"{key} is missing", key=key)
     if not isinstance(name, str):
-        raise ConfigError(f"{key} is missing or not a name", key=key, value=name)
+        raise _not_a_name(key, name)
     return name
+
+
+def _not_a_name(key: str, value: Any) -> ConfigError:
+    """Return the error of a part that is given as an object, or as anything else than a name."""
+    return ConfigError(
+        f"{key} must be a name, not {format_value(value)}: an experiment names its parts; "
+        "to use objects of Python, call fedkeep.simulate",
+        key=key,
+        value=value,
+    )
 
 
 def _require_one_method(table: dict[str, Any]) -> str:

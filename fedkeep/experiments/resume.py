@@ -34,6 +34,7 @@ from fedkeep.runs.files import ABANDONED, ENDED, is_there
 from fedkeep.runs.folder import RunFolder
 from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run, saved_round
+from fedkeep.runs.round_logger import RoundLogger
 from fedkeep.runs.server_state import global_params
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def resume_from_file(
 def resume_experiment(
     experiment: Experiment, path: Path, callbacks: Iterable[Callback] = (), from_round: int | None = None
 ) -> History:
-    """Resume an experiment's run in a folder, or load it if it reached its last round.
+    """Resume an experiment's run in a folder, or load it if it reached its last round; its loggers write it then.
 
     A split and cohorts that were read from files are those that the run was started with: the folder has a copy.
     """
@@ -135,11 +136,12 @@ def resume_experiment(
     def is_complete() -> bool:
         return from_round is None and (saved_round(path) or 0) >= experiment.train.rounds
 
-    if not distributed.current_ranks().on_rank0(is_complete):
-        callbacks = [*callbacks, *own_parts.make_own_callbacks(experiment.callbacks)]
-        _require_same_code(experiment, path)
-        return continue_run(path, build(experiment, with_metrics=True), callbacks, from_round, experiment.keep)
-    return load_finished(experiment, path)
+    complete, callbacks = distributed.current_ranks().on_rank0(is_complete), list(callbacks)
+    if complete and not any(isinstance(callback, RoundLogger) for callback in callbacks):
+        return load_finished(experiment, path)
+    callbacks += own_parts.make_own_callbacks(experiment.callbacks)
+    _require_same_code(experiment, path)
+    return continue_run(path, build(experiment, with_metrics=True), callbacks, from_round, experiment.keep)
 
 
 def load_finished(experiment: Experiment, path: Path) -> History:

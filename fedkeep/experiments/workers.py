@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,8 @@ from fedkeep.experiments.run import run
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
-MakeCallbacks = Callable[[], list[Callback]]  # called once per run; with several processes it must be picklable
+# called once per run; with several processes it must be picklable, and not be defined in the main script
+MakeCallbacks = Callable[[], list[Callback]]
 SECONDS_TO_END = 120.0  # for a process to save its run, after the signal to end; a busy disk may take long
 # new processes: a fork of this one would inherit the locks of its threads, and its GPU
 PROCESSES: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
@@ -114,9 +116,10 @@ class Worker:
 
     def _start_process(self) -> None:
         self.pipe, theirs = PROCESSES.Pipe()
-        self.process = PROCESSES.Process(target=_serve, args=(theirs, self.threads, self.make_callbacks))
-        with _without_interrupts():
-            self.process.start()
+        process = PROCESSES.Process(target=_serve, args=(theirs, self.threads, self.make_callbacks))
+        with _without_interrupts(), _without_main_script():
+            process.start()
+        self.process = process
         theirs.close()
 
 
@@ -152,6 +155,21 @@ def _without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_main_script() -> Iterator[None]:
+    """Hide the main script from processes that are started meanwhile.
+
+    A new process imports it otherwise, which would start the whole sweep again in every process, unless the script has
+    `if __name__ == "__main__"`. Nothing that is sent to a process is defined there.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")  # without __spec__ and __file__ there is nothing to import
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 # In the process

@@ -69,7 +69,8 @@ class RoundFigures:
 class RoundLogger(ABC):
     """A callback that writes the figures of every round to one place.
 
-    A resumed run writes its earlier rounds too, unless the log has them already: every round is there once.
+    A resumed run writes its earlier rounds too, unless the log has them already: every round is there once. So does a
+    finished run that is resumed.
     """
 
     def __init__(self) -> None:
@@ -85,6 +86,10 @@ class RoundLogger(ABC):
         self._figures, self._simulation = RoundFigures(), simulation
         earlier = [one for one in simulation.history.records if one["round"] < record["round"]]
         self._start(simulation, _rows([*earlier, record], self._figures))
+
+    def write_recorded(self, simulation: Simulation) -> None:
+        """Write all rounds of a run that is finished."""
+        self(simulation, simulation.history.records[-1])
 
     def close(self) -> None:
         """End the log; the simulation calls this when the run ends, whatever ends it."""

@@ -142,7 +142,7 @@ def test_a_message_names_the_file_and_the_key_that_the_user_wrote(tmp_path: Path
         (["partition", "alpha.toml"], 2, "alpha.toml: data.public_alpha needs"),
         (["tune", "alpha.toml"], 2, "alpha.toml: data.public_alpha needs"),
         (["run", "alpha.toml", "data.public_alpha=0.3"], 2, "data.public_alpha needs data.public"),
-        (["run", "held.toml", "lr=0.1"], 1, "held.toml: data.held_out = 0.0001"),
+        (["run", "held.toml", "lr=0.1"], 2, "held.toml: data.held_out = 0.0001"),
     ):
         done = fedkeep(*args, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr

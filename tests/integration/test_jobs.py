@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,3 +114,22 @@ def test_two_runs_at_a_time_give_what_one_gives(tmp_path: Path) -> None:
         for summary in result.values():
             summary.pop("seconds")
     assert results[0] == results[1]
+
+
+def test_a_script_without_a_main_guard_can_run_several_at_a_time(tmp_path: Path) -> None:
+    """A process does not run the script again, and finds code of the user's own next to it."""
+    (tmp_path / "parts.py").write_text(
+        "from torch import nn\n"
+        "def net(input_shape, n_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, n_classes))\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import fedkeep as fk\n"
+        "print('started')\n"
+        "print(fk.sweep('digits', {'seed': [0, 1]}, jobs=2, rounds=1, model='parts:net', name='x'))\n"
+    )
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stderr == ""
+    assert done.stdout.startswith("started\n<SweepResult: 2 runs, 0 failed>")
+    assert done.stdout.count("started") == 1

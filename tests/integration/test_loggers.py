@@ -97,6 +97,14 @@ def test_a_number_that_appears_later_has_a_column(problem: Problem, tmp_path: Pa
     assert all(a[key] == b[key] for a, b in zip(whole, resumed, strict=True) for key in a if key != "seconds")
 
 
+def test_the_log_of_a_finished_run_is_written_when_it_is_resumed(problem: Problem, tmp_path: Path) -> None:
+    history = simulate(problem, run_dir=tmp_path / "run")
+    resume(problem, tmp_path / "run", fk.CSVLogger())
+    rows = read_csv(tmp_path / "run" / "log.csv")
+    assert [row["round"] for row in rows] == ["0", "1", "2", "3", "4"]
+    assert [float(row["accuracy"]) for row in rows[1:]] == history.accuracy.tolist()
+
+
 def test_one_csv_logger_serves_one_run_after_another(problem: Problem, tmp_path: Path) -> None:
     logger = fk.CSVLogger()
     for name in ("a", "b"):
@@ -113,10 +121,17 @@ def test_the_csv_log_needs_a_place_that_can_be_written(problem: Problem, tmp_pat
 
 
 def test_the_command_writes_the_csv_log(tmp_path: Path) -> None:
-    done = fedkeep("run", "digits", "rounds=2", "epochs=1", "batch_size=60", "--csv", cwd=tmp_path)
+    done = fedkeep("run", "digits", "rounds=2", "epochs=1", "batch_size=60", "eval_every=3", "--csv", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     [run] = (tmp_path / "runs").iterdir()
+    log = (run / "log.csv").read_text()
     assert [row["round"] for row in read_csv(run / "log.csv")] == ["0", "1", "2"]
+    rounds = (run / "rounds.jsonl").read_bytes()
+    (run / "log.csv").unlink()
+    done = fedkeep("resume", str(run), "--csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (run / "log.csv").read_text() == log
+    assert (run / "rounds.jsonl").read_bytes() == rounds, "nothing is trained again"
 
 
 # Weights & Biases

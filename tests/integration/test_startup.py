@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -79,9 +80,16 @@ def test_completion_needs_nothing_large() -> None:
     ("words", "completed"),
     [
         ("fedkeep run dig", {"digits"}),
-        ("fedkeep run digits batch", {"batch_size="}),
+        ("fedkeep run digits lr_", {"lr_decay=", "lr_schedule=", "lr_warmup="}),
+        ("fedkeep run digits batch", {"batch_size=", "batch_size=50"}),  # after a single word bash adds a space
+        ("fedkeep run digits engi", {"engine=auto", "engine=loop", "engine=stacked"}),
         ("fedkeep run digits method = fedn", {"fedntd", "fednova"}),  # as bash divides it
+        ("fedkeep run digits engine =", {"auto", "loop", "stacked"}),
+        ("fedkeep run digits --sweep method = fedavg,fednt", {"fedavg,fedntd"}),
+        ("fedkeep run digits --sweep split.kind = label", {"label_quantity"}),
         ("fedkeep partition split = label", {"label_quantity"}),
+        ("fedkeep methods fedk", {"fedka", "fedkeep"}),
+        ("fedkeep tune digits --methods fedavg,fedka", {"fedavg,fedka"}),
     ],
 )
 def test_keys_and_names_are_completed(words: str, completed: set[str]) -> None:
@@ -91,14 +99,37 @@ def test_keys_and_names_are_completed(words: str, completed: set[str]) -> None:
     assert_small(modules)
 
 
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("fedkeep run digits --sweep method=fedn", {'"method=fednova"', '"method=fedntd"'}),
+        ("fedkeep run digits deterministic=", {'"deterministic=true"', '"deterministic=false"'}),
+    ],
+)
+def test_other_shells_do_not_divide_a_word(line: str, completed: set[str]) -> None:
+    shown, modules = output_and_imports(_FEDKEEP_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
+    assert set(re.findall(r'"[^"]+"', shown)) == completed
+    assert_small(modules)
+
+
 def test_the_completed_names_are_all_there_are() -> None:
-    from fedkeep import methods, models
+    from fedkeep import methods, models, optim
     from fedkeep.data import partition
+    from fedkeep.data.sources import named
+    from fedkeep.engine import lr_schedule, settings
     from fedkeep.experiments.overrides import TRAIN
 
     assert set(completion.names_of("method")) == set(methods.REGISTRY)
     assert completion.names_of("model") == list(models.REGISTRY)
     assert completion.names_of("split") == list(partition.KINDS)
+    assert completion.names_of("data") == list(named.NAMES)
+    assert completion.names_of("lr_schedule") == list(lr_schedule.SCHEDULES)
+    assert completion.names_of("optimizer") == list(optim.OPTIMIZERS)
+    assert completion.names_of("train.engine") == list(settings.ENGINES)
+    assert completion.names_of("dtype") == list(settings.DTYPES)
+    assert completion.names_of("autocast") == list(settings.AUTOCAST)
+    assert completion.names_of("aggregation") == list(settings.SMALLEST_COHORT)
+    assert completion.names_of("read_out") == list(settings.READ_OUTS)
     assert set(TRAIN) <= set(completion.keys())
 
 

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from support import failing
@@ -95,16 +96,36 @@ def call(monkeypatch: pytest.MonkeyPatch, *args: str) -> Any:
     return end.value.code or 0
 
 
-@pytest.mark.parametrize("failure", ["lr=1e30", "data=nope.npz", "model.hidden=[0]"])
-def test_a_failed_run_gives_1_alone_and_in_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: str
+SHORT = ["digits", "rounds=1", "epochs=1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ("lr=1e30", 1),
+        ("data=nope.npz", 2),
+        ("data=digit", 2),
+        ("model.hidden=[0]", 2),
+        ("split.s=0", 2),
+        ("participation=50", 2),
+        ("device=cudaa", 2),
+    ],
+)
+def test_a_run_that_failed_gives_1_and_one_that_was_refused_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, code: int
 ) -> None:
+    """Alone and in a sweep."""
     monkeypatch.chdir(tmp_path)
-    short = ["digits", "rounds=1", "epochs=1", "participation=1"]
-    assert call(monkeypatch, "run", *short, failure) == 1
+    assert call(monkeypatch, "run", *SHORT, wrong) == code
     assert capsys.readouterr().err.count("\n") == 1
-    assert call(monkeypatch, "run", *short, failure, "--sweep", "seed=0,1") == 1
-    assert call(monkeypatch, "run", *short, failure, "nope=1") == 2, "refused before any run"
+    assert call(monkeypatch, "run", *SHORT, wrong, "--sweep", "seed=0,1") == code
+    assert call(monkeypatch, "run", *SHORT, wrong, "nope=1") == 2
+
+
+def test_a_sweep_of_which_one_run_is_refused_gives_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "run", *SHORT, "--sweep", "participation=2,50") == 1
+    assert call(monkeypatch, "run", "digits", "rounds=2", "--name", "digits-rounds=1-epochs=1-participation=2") == 2
 
 
 @pytest.mark.parametrize(
@@ -164,6 +185,30 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_what_torch_or_python_cannot_take_is_refused_by_key(text: str, kind: type[FedkeepError], key: str) -> None:
     with raises(kind, key):
         Experiment.load(PRESETS / "digits.toml", [text])
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("lr=abc", "train.lr"),
+        ("rounds=2.5", "train.rounds"),
+        ("participation=half", "train.participation"),
+        ("cohorts=3", "train.cohorts"),
+        ("deterministic=3", "train.deterministic"),
+        ("keep=0", "keep"),
+        ("train=3", "train"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_our_words(text: str, key: str) -> None:
+    with raises(ConfigError, key, mentions=[f"{key} must be"]) as caught:
+        Experiment.load(PRESETS / "digits.toml", [text])
+    assert "Input" not in str(caught.value), "pydantic's words"
+
+
+@pytest.mark.parametrize("data", [np.ones((2, 2)), {"source": np.ones((2, 2))}])
+def test_objects_in_an_experiment_are_refused_and_not_printed(data: Any) -> None:
+    with raises(ConfigError, mentions=["ndarray", "fedkeep.simulate"]):
+        Experiment.from_dict({"method": "fedavg", "model": "mlp", "data": data, "split": "by_id"})
 
 
 @pytest.mark.parametrize("value", [10**30, 1e308, 10**5000], ids=["int", "float", "long int"])
