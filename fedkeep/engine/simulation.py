@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -25,16 +25,17 @@ from fedkeep.engine.evaluate import Evaluator
 from fedkeep.engine.gpu.accelerator import GpuAccelerator
 from fedkeep.engine.local import ClientJob, LocalTraining
 from fedkeep.engine.loop import Loop
+from fedkeep.engine.recorder import Recorder
 from fedkeep.engine.round_parts import round_part
 from fedkeep.engine.round_plan import RoundPlanner
-from fedkeep.engine.round_record import keep_added, make_private, record_cohort, record_plan
+from fedkeep.engine.round_record import make_private, record_cohort, record_plan
 from fedkeep.engine.round_trainer import RoundResult, RoundTrainer
 from fedkeep.engine.scores import Scorer, Sites
 from fedkeep.engine.settings import Settings
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.trainer import Trainer
 from fedkeep.engine.user_metrics import Metrics, require_metrics
-from fedkeep.errors import Diverged, FedkeepError
+from fedkeep.errors import Diverged
 from fedkeep.method import FedAvg, Visit
 from fedkeep.runs.client_store import ClientStore
 from fedkeep.runs.federation_copy import write_federation_copy
@@ -109,7 +110,8 @@ class Simulation:
         history.client_names = shown_names(self.clients)
         history.site_names = scorer.sites.names if scorer.sites else ()
         self.state = ServerState(server, history)
-        self._begun = self._stop = self._applying = False
+        self.recorder = Recorder(self.state, self.ranks, self.callbacks)
+        self._begun = self._applying = False
 
     def __repr__(self) -> str:
         return (
@@ -162,10 +164,7 @@ class Simulation:
 
     def run(self) -> History:
         """Run to the last round, or until a callback stops it; then close the callbacks."""
-        with ExitStack() as stack:
-            for close in (getattr(callback, "close", None) for callback in self.callbacks):
-                if callable(close) and self.ranks.first:  # only rank 0 calls callbacks
-                    stack.callback(close)
+        with self.recorder.closing():
             return self._run()
 
     def _run(self) -> History:
@@ -173,20 +172,18 @@ class Simulation:
             warn_about_scales(self.data.x_train, self.data.feature_names)
         self._begin()
         try:
-            while self.round < self.settings.rounds and not self._stop:
+            while self.round < self.settings.rounds and not self.recorder.stopped:
                 self.step()
-                if self.ranks.on_rank0(self._checkpoint_due):
-                    self._checkpoint()
+                self.recorder.checkpoint_if_due(self.settings.rounds)
         except Diverged as error:
-            error.history, message = self.history, str(error)
-            self.ranks.on_rank0(lambda: self.folder.write_diverged(message) if self.folder else None)
+            error.history = self.history
+            self.recorder.write_diverged(str(error))
             raise
         except (KeyboardInterrupt, SystemExit):
-            self._save_last_round()
+            if self.ranks.size == 1 and not self._applying:  # a half applied round cannot be saved
+                self.recorder.save_last_round()
             raise
-        reason = "finished" if self.round >= self.settings.rounds else "stopped"
-        self.ranks.on_rank0(lambda: self.state.finish(reason))
-        self.history.ended = reason
+        self.recorder.finish("finished" if self.round >= self.settings.rounds else "stopped")
         self.history.params = tree.to(self.params, "cpu")
         return self.history
 
@@ -200,23 +197,13 @@ class Simulation:
             record = self.apply(result)
             record["seconds"] = time.perf_counter() - began
             record = dict(self.ranks.on_rank0(functools.partial(dict, record)))
-            self.state.round = record["round"]
-            self.state.remember(record)
-            measured = {**record, **{key: dict(record[key]) for key in ("metrics",) if key in record}}
-            try:
-                self._call_callbacks(record, measured)
-            except BaseException:  # the round is complete, whatever becomes of a callback
-                record.clear()
-                record.update(measured)
-                self._write(record)
-                raise
-            self._write(record)
+            self.recorder.record(self, record)
             self._applying = False
         return record
 
     def stop(self) -> None:
         """End the run after this round; for callbacks."""
-        self._stop = True
+        self.recorder.stopped = True
 
     def attach(self, folder: RunFolder, from_round: int | None = None) -> Simulation:
         """Write everything from now on into a run folder; if it has a checkpoint, continue from the last.
@@ -328,8 +315,6 @@ class Simulation:
         self.state.clients.cache_bytes = max(self.state.clients.cache_bytes, int(budget))
         return True
 
-    # Recording
-
     def _begin(self) -> None:
         """Copy rank 0's state to all ranks, and record the untrained model; once."""
         if self._begun:
@@ -341,48 +326,7 @@ class Simulation:
             with self._numerics(), round_part("test of the global model"):
                 scores = self.evaluator.start(self.params)
             untrained = self.ranks.on_rank0(lambda: {"round": 0, **self.evaluator.read(scores, 0)})
-            self.state.remember(untrained)
-            self._write(untrained)
-            self._checkpoint()
-
-    def _write(self, record: Record) -> None:
-        with round_part("writing"):
-            self.ranks.on_rank0(lambda: self.state.write(record))
-
-    def _call_callbacks(self, record: Record, measured: Record) -> None:
-        """Call the callbacks, on rank 0; they may stop the run, and add to what was measured before it is written."""
-        if not self.callbacks:
-            return
-
-        def call() -> tuple[bool, Record]:
-            record.setdefault("metrics", {})
-            for callback in self.callbacks:
-                callback(self, record)
-                keep_added(record, measured, self.task.n_classes, saved=self.folder is not None)
-            if not record["metrics"]:
-                del record["metrics"]
-            return self._stop, {key: record[key] for key in ("metrics",) if key in record}
-
-        self._stop, added = self.ranks.on_rank0(call)
-        record.update(added)
-
-    def _save_last_round(self) -> None:
-        """Save the last finished round, because the process is about to end; unless the next one is half applied."""
-        if self.ranks.size > 1 or self._applying:
-            return
-        try:
-            self.state.checkpoint()
-        except (FedkeepError, OSError, RuntimeError) as error:
-            log.warning("round %d is not saved: %s", self.round, error)
-
-    def _checkpoint_due(self) -> bool:
-        """Return whether to save after this round; the last one is saved when the run ends."""
-        continues = self.round < self.settings.rounds and not self._stop
-        return continues and self.folder is not None and self.folder.checkpoint_due(self.round)
-
-    def _checkpoint(self) -> None:
-        with round_part("writing"):
-            self.ranks.on_rank0(self.state.checkpoint)
+            self.recorder.record_untrained(untrained)
 
     def _numerics(self) -> AbstractContextManager[None]:
         return device.numerics(self.settings, self.task.device, self.threads)

@@ -266,7 +266,7 @@ def test_a_new_experiment_file_runs_as_it_is_and_is_not_overwritten(tmp_path: Pa
 def test_the_settings_that_a_new_experiment_file_comments_on_exist() -> None:
     text = TEMPLATE.read_text()
     given = re.findall(r"^# (\w+) = ([^#\n]+?) *(?:#.*)?$", text, re.MULTILINE)
-    assert len(given) == 8
+    assert len(given) == 10
     for key, value in given:
         full = f"data.{key}" if key in ("public", "held_out") else key
         Experiment.from_dict(override(tomllib.loads(text), [f"{full}={value}"]))

@@ -461,7 +461,7 @@ def test_an_experiment_names_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(FedkeepError, match=re.escape(message)):
             CliRunner().invoke(app, ["run", *small, override, "--name", "two"], catch_exceptions=False)
     other = CliRunner().invoke(app, ["run", *small, "--name", "one"])
-    assert other.exit_code == 1
+    assert other.exit_code == 2
     assert "holds another experiment: metrics" in " ".join(other.output.split())
 
 
