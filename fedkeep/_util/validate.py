@@ -129,9 +129,9 @@ def first_error(section: str, error: ValidationError) -> ConfigError:
     if isinstance(reason, FedkeepError):
         return reason.converted(ConfigError, str(reason))
     place, failed = first["loc"], [first]
-    if _is_type(place[-1]):  # the value fits none of a union's types, and there is an error for each
+    if place and _is_type(place[-1]):  # the value fits none of a union's types, and there is an error for each
         place = place[:-1]
-        failed = [one for one in errors if one["loc"][:-1] == place and _is_type(one["loc"][-1])]
+        failed = [one for one in errors if one["loc"] and one["loc"][:-1] == place and _is_type(one["loc"][-1])]
     key = section + ".".join(str(part) for part in place)
     if first["type"] == "missing":
         return ConfigError(f"{key} is missing", key=key)

@@ -131,7 +131,8 @@ def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
     for field, value in cls.defaults().items():
         h = cls.hyperparameters()[field]
         neutral = "" if h.fedavg_at is None else f" (at {h.fedavg_at} it is FedAvg)"
-        line(f"  {field} = {value}: {h.help}{neutral}")
+        choices = "" if h.choices is None else f" (valid: {', '.join(map(str, h.choices))})"
+        line(f"  {field} = {value}: {h.help}{choices}{neutral}")
         if field in warnings:
             line(f"    warning: {warnings[field]}")
     line(f"  download, per client and round: {', '.join(size.sends)} ({size.down:.2f} models)")

@@ -101,7 +101,19 @@ def name_and_overrides(args: list[str] | None, what: str) -> tuple[str | None, l
             key=what,
             value=names,
         )
-    return names[0] if names else None, [arg for arg in args if arg not in names]
+    overrides = [arg for arg in args if arg not in names]
+    _require_once(overrides)
+    return names[0] if names else None, overrides
+
+
+def _require_once(overrides: Iterable[str]) -> None:
+    """Raise if two overrides have the same key."""
+    earlier: dict[str, str] = {}
+    for text in overrides:
+        key = text.partition("=")[0].strip().removeprefix("train.")
+        if key in earlier:
+            raise ConfigError(f"{key} is overridden twice: {earlier[key]} and {text}", key=key, value=text)
+        earlier[key] = text
 
 
 @contextmanager
@@ -167,9 +179,9 @@ def naming(file: Path | None, overrides: Iterable[str]) -> Iterator[None]:
     except FedkeepError as error:
         from fedkeep.experiments.overrides import full_key
 
-        wrong = f"{error.key}."
+        wrong = (f"{error.key}.", f"train.{error.key}.")  # the settings themselves do not know their section
         given = [f"{full_key(text.partition('=')[0].strip())}." for text in overrides]
-        if file is None or any(wrong.startswith(key) or key.startswith(wrong) for key in given):
+        if file is None or any(one.startswith(key) or key.startswith(one) for key in given for one in wrong):
             raise
         raise error.converted(type(error), f"{file}: {error}") from error
 

@@ -21,6 +21,7 @@ from fedkeep.cli.options import (
     naming,
     require_writable,
 )
+from fedkeep.errors import FedkeepError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +52,13 @@ def partition(
     from fedkeep.experiments.own_parts import trust_given
     from fedkeep.runs.federation_copy import save_federation
 
+    if output is not None and output.suffix.lower() != ".svg":
+        raise FedkeepError(
+            f"-o {output}: the picture is an SVG file, such as {output.with_suffix('.svg')}",
+            key="output",
+            value=str(output),
+            valid=[".svg"],
+        )
     for path, name in ((output, "split.svg"), (save, "federation.json")):
         if path is not None:
             require_writable(path, name)
@@ -67,8 +75,10 @@ def partition(
     cohorts = CohortSequence.of(experiment.train, len(clients)).all() if shows_cohorts else None
     if save is not None:
         save_federation(save, clients, cohorts, data.y_train)
+    named = clients.owners is not None and isinstance(clients.owners[0], str)
+    names = [f"{k} {short_name(clients.name(k))}" for k in range(len(clients))] if named else []
     if output is not None:
-        _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}", data.class_names)
+        _save_svg(output, counts, f"{data.name}: {experiment.split['kind']}", data.class_names, names)
     if as_json:
         table: dict[str, Any] = {"sizes": clients.sizes.tolist(), "label_counts": counts.tolist()}
         table["heterogeneity"] = heterogeneity(counts)
@@ -79,30 +89,34 @@ def partition(
         print(to_json(table if cohorts is None else {**table, "cohorts": cohorts}, indent=2))
         return
     console = Console()
-    _print_split(console, counts, data.class_names)
-    if clients.owners is not None and isinstance(clients.owners[0], str):
-        names = list_some([f"{k} {short_name(clients.name(k))}" for k in range(len(clients))])
-        console.print(f"clients: {names}", highlight=False, markup=False)
+    _print_split(console, counts, data.class_names, names)
     if cohorts is not None:
         console.print(summarize_cohorts(cohorts, len(clients)), highlight=False)
 
 
-def _print_split(console: Console, counts: np.ndarray, names: Sequence[str] | None) -> None:
+def _print_split(
+    console: Console, counts: np.ndarray, classes: Sequence[str] | None, clients: Sequence[str] = ()
+) -> None:
+    """Print the picture and what it shows in figures; `clients` are their names, if they have any."""
     from fedkeep.cli import heatmap
     from fedkeep.data.heterogeneity import format_heterogeneity
     from fedkeep.data.partition import heterogeneity, summarize_label_counts
 
-    console.print(heatmap.label_count_map(counts, console.width, names))
+    console.print(heatmap.label_count_map(counts, console.width, classes))
     console.print(summarize_label_counts(counts), highlight=False)
     console.print(format_heterogeneity(heterogeneity(counts)), highlight=False)
+    if clients:
+        console.print(f"clients: {list_some(clients)}", highlight=False, markup=False)
 
 
-def _save_svg(path: Path, counts: np.ndarray, title: str, names: Sequence[str] | None) -> None:
+def _save_svg(
+    path: Path, counts: np.ndarray, title: str, classes: Sequence[str] | None, clients: Sequence[str]
+) -> None:
     """Save the picture as an SVG file, wide enough for at most 200 clients."""
     from fedkeep.cli import heatmap
     from fedkeep.runs.files import write_atomic
 
-    width = min(len(counts), 200) + heatmap.label_count_margin(counts.shape[1], names)
+    width = min(len(counts), 200) + heatmap.label_count_margin(counts.shape[1], classes)
     console = Console(record=True, file=io.StringIO(), width=max(80, width))
-    _print_split(console, counts, names)
+    _print_split(console, counts, classes, clients)
     write_atomic(path, console.export_svg(title=title).encode())

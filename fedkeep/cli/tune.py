@@ -60,6 +60,7 @@ def tune(
     """
     from fedkeep._util import own_parts
     from fedkeep.cli.progress import ProgressBar
+    from fedkeep.experiments.build import build
     from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import override
     from fedkeep.experiments.tune import draw_tries, most_rounds, parse_space
@@ -74,6 +75,8 @@ def tune(
     space = parse_space(search or [])
     with naming(file, [*overrides, *(search or []), *(["method="] if methods else [])]):
         drawn = {name: draw_tries(tables, overrides, name, tries, seeds, space) for name in names}
+        federation = build(drawn[names[0]][0].experiments[0])  # what cannot work is refused once, not in every try
+        federation.settings.cohort_size(len(federation.clients))
     rounds = drawn[names[0]][0].experiments[0].train.rounds
     bar = ProgressBar(Console(stderr=True), most_rounds(drawn, rounds))
     with hint("repeat the command to resume"), bar as progress:
@@ -119,6 +122,9 @@ def _print(console: Console, found: Mapping[str, Sequence[Tried]], runs: Path) -
         setting = " ".join(best.try_.overrides) or "as given"
         grid.add_row(name, _format(best), _format(first), str(len(some)), Text("-" if best.failure else setting))
     console.print(grid)
+    if all(some[0].failure is not None for some in found.values()):
+        console.print(f"\nAll tries failed. All runs: {runs}", style="dim", markup=False, highlight=False)
+        return
     console.print(
         "\nSmoothed accuracy on held-out training examples; mean\u00b1standard deviation over seeds. The test set was "
         f"not used: run the best setting without data.held_out, with other seeds. All runs: {runs}",

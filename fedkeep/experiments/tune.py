@@ -103,18 +103,19 @@ def parse_space(texts: Sequence[str]) -> Space:
     space: dict[str, Range | Choices] = {}
     for text in texts:
         key, equals, written = (part.strip() for part in text.partition("="))
+        full = full_key(key) if key and equals else ""
         low, colon, high = written.partition(":")
         try:
-            if not (key and equals and written):
+            if not (full and written):
                 raise ValueError
             if colon:
                 ends = float(low), float(high)
                 if not (0 < ends[0] < ends[1] < math.inf):
                     raise ValueError
                 whole = all(end.strip().isdigit() for end in (low, high))
-                space[full_key(key)] = Range(*ends, whole)
+                space[full] = Range(*ends, whole)
             else:
-                space[full_key(key)] = Choices(tuple(value.strip() for value in written.split(",")))
+                space[full] = Choices(tuple(value.strip() for value in written.split(",")))
         except ValueError:
             raise ConfigError(
                 f"{text!r} is not a search: write key=low:high with 0 < low < high, or key=a,b,c",

@@ -50,7 +50,8 @@ class FedKA(FedAvg):
         0.05, "share of examples below which a class is non-dominant", search=(0.02, 0.1), low=0, high=1, test_value=0.5
     )
     mu: int = hyper(10, "maximum number of examples in the anchor", low=1, whole=True, test_value=1)
-    sampling: str = hyper("random", "a client's example of a non-dominant class: random, largest or smallest loss",
+    sampling: str = hyper("random", "a client's example of a non-dominant class: at random, of the largest loss "
+                          "(hard), or of the smallest (proficient)",
                           choices=("random", "hard", "proficient"), test_value="hard",
                           test_with={"gamma": 0.5})  # fmt: skip
     parts: str = hyper("both", "the classes in the anchor", choices=("both", "non_dominant", "missing"),

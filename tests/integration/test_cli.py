@@ -98,6 +98,18 @@ def test_one_method_in_full() -> None:
     assert "at 0" in beta, "the value at which it is FedAvg"
 
 
+def test_the_choices_of_a_hyperparameter_are_those_declared() -> None:
+    shown = " ".join(fedkeep("methods", "fedka").stdout.split())
+    for choices in ("random, hard, proficient", "both, non_dominant, missing"):
+        assert f"(valid: {choices})" in shown
+
+
+def test_a_single_run_in_which_nothing_was_learned_says_so(tmp_path: Path) -> None:
+    args = ["run", "digits", "rounds=1", "epochs=1", "lr=1e-9", "--runs", str(tmp_path)]
+    assert "No model learned" in fedkeep(*args, "--name", "none").stdout
+    assert "No model learned" not in fedkeep("run", "digits", "rounds=4", "--runs", str(tmp_path)).stdout
+
+
 def test_warnings_about_hyperparameters_are_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +135,10 @@ def test_warnings_about_hyperparameters_are_shown(
         (["run", "digits", "method=all"], "--sweep method=all"),
         (["run", "digits", "seed=0,1"], "for one run per value, use --sweep seed=0,1"),
         (["run", "digits", "method.nme=fedavg"], "did you mean method.name?"),
+        (["run", "digits", "lr=0.1", "train.lr=0.2"], "lr=0.1 and train.lr=0.2"),
+        (["partition", "digits", "-o", "split.txt"], "split.svg"),
+        (["tune", "digits", "--search", "foo=1:2"], "unknown key 'foo'"),
+        (["tune", "digits", "participation=50"], "fedkeep: participation = 50"),
     ],
 )
 def test_invalid_input_ends_with_code_2_and_no_traceback(args: list[str], mention: str) -> None:

@@ -131,3 +131,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert {one["try"] for one in data["fedntd"]} == {0, 1}
     with raises(FedkeepError, "method", ANY):
         CliRunner().invoke(app, ["tune", "seed=1"], catch_exceptions=False)
+
+
+def test_a_search_in_which_all_failed_recommends_nothing(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", "digits", *SMALL, "lr=1e30", "--tries", "2", "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "failed" in done.stdout
+    assert "run the best setting" not in " ".join(done.stdout.split())
