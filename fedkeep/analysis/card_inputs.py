@@ -72,7 +72,7 @@ def _example(inputs: Mapping[str, Any]) -> str:
     """Return what the examples are, for a comment in the code."""
     if "features" in inputs:
         return "[n, features] in the order of inputs['features']"
-    return "[n, channels, height, width], pixels divided by 255" if len(inputs["input_shape"]) == 3 else "one per row"
+    return "[n, channels, height, width], bytes divided by 255" if len(inputs["input_shape"]) == 3 else "one per row"
 
 
 def _is_built_in(model: Mapping[str, Any]) -> bool:
