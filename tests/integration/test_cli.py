@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -266,7 +267,11 @@ def test_a_new_experiment_file_runs_as_it_is_and_is_not_overwritten(tmp_path: Pa
 def test_the_settings_that_a_new_experiment_file_comments_on_exist() -> None:
     text = TEMPLATE.read_text()
     given = re.findall(r"^# (\w+) = ([^#\n]+?) *(?:#.*)?$", text, re.MULTILINE)
-    assert len(given) == 8
+    assert len(given) == 10
     for key, value in given:
         full = f"data.{key}" if key in ("public", "held_out") else key
         Experiment.from_dict(override(tomllib.loads(text), [f"{full}={value}"]))
+    splits = dict(re.findall(r'^#     kind = "(\w+)" *# with (\w+)', text, re.MULTILINE))
+    assert splits.keys() == {"dirichlet", "shards", "label_quantity", "file"}
+    for kind, key in splits.items():
+        assert kind == "file" or key in inspect.signature(getattr(fk.data.partition, kind)).parameters
