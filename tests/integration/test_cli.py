@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -286,3 +287,7 @@ def test_the_settings_that_a_new_experiment_file_comments_on_exist() -> None:
     for key, value in given:
         full = f"data.{key}" if key in ("public", "held_out") else key
         Experiment.from_dict(override(tomllib.loads(text), [f"{full}={value}"]))
+    splits = dict(re.findall(r'^#     kind = "(\w+)" *# with (\w+)', text, re.MULTILINE))
+    assert splits.keys() == {"dirichlet", "shards", "label_quantity", "file"}
+    for kind, key in splits.items():
+        assert kind == "file" or key in inspect.signature(getattr(fk.data.partition, kind)).parameters
