@@ -101,6 +101,8 @@ def load_part(section: str, name: str, options: Mapping[str, Any]) -> Callable[.
                 f"{name} has no option {option!r}: {suggestion}", key=f"{section}.{option}", value=value,
                 valid=list(parameters),
             )  # fmt: skip
+    if section == "callbacks" and is_callback(part, options):
+        return part
     for parameter in parameters.values():
         required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if required and parameter.name not in (*options, *_FILLED_IN[section]):
@@ -158,13 +160,22 @@ def parse_callbacks(given: Any) -> list[dict[str, Any]]:
     return tables
 
 
+def is_callback(part: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a function is a callback itself: it needs two arguments, and no options are given for it."""
+    if isinstance(part, type) or options:
+        return False
+    parameters = inspect.signature(part).parameters.values()
+    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters) == 2
+
+
 def make_own_callbacks(callbacks: Iterable[Mapping[str, Any]]) -> list[Callback]:
-    """Return new callbacks: what each function returns, or an instance of each class."""
+    """Return new callbacks: a function of the simulation and the record, what others return, instances of classes."""
     made = []
     for table in callbacks:
         options = dict(table)
         name = options.pop("name")
-        callback = call_object(load_part("callbacks", name, options), name, "callbacks", options)
+        part = load_part("callbacks", name, options)
+        callback = part if is_callback(part, options) else call_object(part, name, "callbacks", options)
         if not callable(callback):
             raise ConfigError(
                 f"callbacks = {name!r} returned {format_value(callback, most=60)}, which cannot be called with the "

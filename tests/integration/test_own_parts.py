@@ -385,3 +385,12 @@ def test_options_of_an_own_model_label_its_runs(folder: Path, monkeypatch: pytes
     monkeypatch.chdir(folder)
     result = fk.sweep("my.toml", {"model.width": [3, 4]}, rounds=1)
     assert {row["label"] for row in fk.compare(result.folders).rows} == {"fedavg (width=3)", "fedavg (width=4)"}
+
+
+def test_a_function_of_two_arguments_is_a_callback_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(folder / "parts_of_mine.py", "a") as file:
+        file.write("def note(simulation, record):\n    record['metrics']['twice'] = 2 * record['round']\n")
+    experiment = folder / "my.toml"
+    experiment.write_text(experiment.read_text().replace("parts_of_mine:Log", "parts_of_mine:note"))
+    monkeypatch.chdir(folder)
+    assert [record["metrics"]["twice"] for record in fk.run("my.toml").records[1:]] == [2, 4]
