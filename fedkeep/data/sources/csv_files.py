@@ -47,6 +47,8 @@ def _parse(
     path: Path, options: Options, names: Sequence[str], encoding: str, separator: str, decimal_point: str = "."
 ) -> Any:
     csv = require_package("pyarrow.csv", "reading csv files")
+    # Arrow's own handlers would replace ours while it reads, with a thread that can still run when the process ends
+    require_package("pyarrow", "reading csv files").enable_signal_handlers(False)
     with _open(path, options) as source:
         table = csv.read_csv(
             source,
