@@ -72,7 +72,7 @@ class Simulation:
         self.method = setup.make_method(method)
         self.data = data = setup.require_dataset(data)
         self.settings = settings
-        self.callbacks = setup.require_callbacks(callbacks)
+        checked = setup.require_callbacks(callbacks)
         self.clients = Partition.of(clients, len(data.y_train))
         server_hooks.require_supported(self.method, settings, len(self.clients))
         self.ranks = current_ranks()
@@ -110,7 +110,7 @@ class Simulation:
         history.client_names = shown_names(self.clients)
         history.site_names = scorer.sites.names if scorer.sites else ()
         self.state = ServerState(server, history)
-        self.recorder = Recorder(self.state, self.ranks, self.callbacks)
+        self.recorder = Recorder(self.state, self.ranks, checked)
         self._begun = self._applying = False
 
     def __repr__(self) -> str:
@@ -145,6 +145,15 @@ class Simulation:
     def folder(self) -> RunFolder | None:
         """The run folder, if there is one."""
         return self.state.folder
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """What is called after every round."""
+        return self.recorder.callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: tuple[Callback, ...]) -> None:
+        self.recorder.callbacks = callbacks
 
     @property
     def engine(self) -> Loop | Stacked:
