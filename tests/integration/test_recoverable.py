@@ -301,12 +301,13 @@ def test_a_federation_carries_the_read_out_bit_for_bit(three: Problem, tmp_path:
 
 
 def test_the_command_line_refuses_it_before_a_run_without_examples(tmp_path: Path) -> None:
-    run = ["run", "digits", "data.public=none", "method=fedavg", "rounds=2", "--runs", str(tmp_path)]
+    either = ["run", "digits", "method=fedavg", "rounds=2", "--runs", str(tmp_path)]
+    run = [*either, "data.public=none"]
     for args, mentioned in (
         ([*run, "--instruments", "recoverable"], ["data.public", "--fit-on-test"]),
         ([*run, "read_out=bias"], ["read_out", "data.public"]),
         ([*run, "--fit-on-test"], ["--instruments recoverable"]),
-        ([*run, "data.public=0.1", "--instruments", "recoverable", "--fit-on-test"], ["no effect", "public set"]),
+        ([*either, "data.public=0.1", "--instruments", "recoverable", "--fit-on-test"], ["no effect", "public set"]),
         (["tune", *run[1:], "read_out=bias"], ["read_out", "data.public"]),
     ):
         refused = fedkeep(*args)

@@ -187,7 +187,7 @@ def test_an_experiment_file_defines_a_run_of_texts(tmp_path: Path) -> None:
     assert about["data"]["tokenizer"] == "words:200"
     assert about["train"]["accumulate"] == 2
     wrong = fedkeep("run", str(tmp_path / "a.toml"), "--runs", str(tmp_path / "runs"), "data.label=wart")
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert "'wart'" in wrong.stderr
     assert "Traceback" not in wrong.stderr
 
