@@ -47,10 +47,12 @@ def check_forward(task: Task, x: Any) -> None:
         with torch.no_grad(), seeded(0, task.device):
             logits = task.apply(task.init, x, train=True)
     except Exception as error:
-        raise ModelError(f"the model fails on the data (inputs {_shape(x)}): {error}", key="model") from error
+        hint = "; a model gets the whole dict: let forward(x) call the network with **x" if isinstance(x, dict) else ""
+        raise ModelError(f"the model fails on the data (inputs {_shape(x)}): {error}{hint}", key="model") from error
     if not isinstance(logits, Tensor):
         raise ModelError(
-            f"the model returns a {type(logits).__name__}; it must return the logits only, as one tensor",
+            f"the model returns a {type(logits).__name__}; it must return the logits only, as one tensor (of a Hugging "
+            "Face model, its .logits)",
             key="model",
             value=type(logits).__name__,
         )
