@@ -11,6 +11,8 @@ Here, with a fallback:
 - `torch.autograd._profiler_enabled`: without it, the parts of every round are marked for a profiler
 - `has_torch_function`, as `F.multi_head_attention_forward` calls it: without it, the dropout inside of that function is
   torch's own (fedkeep._util.dropout)
+- `torch._C._create_graph_by_tracing` and `torch._C.CompilationUnit`: without them, recordings are traced by
+  `torch.jit.trace`, which never frees their memory (fedkeep.engine.recording)
 
 Used in place, without a fallback:
 
@@ -27,7 +29,7 @@ Used in place, without a fallback:
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +54,19 @@ def active_transforms() -> tuple[str, ...]:
     if functorch is None or not hasattr(functorch, "get_interpreter_stack"):
         return ("unknown",)
     return tuple(str(one.key()).rpartition(".")[2].lower() for one in functorch.get_interpreter_stack() or ())
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Any:
+    """Return a function for TorchScript's interpreter that calls the operations `function` calls for these inputs.
+
+    `torch.jit.trace` adds every function to a table of the whole process, which keeps it for ever: megabytes for a
+    training step, in every run. A compilation unit of its own is freed together with the function.
+    """
+    create_graph = getattr(torch._C, "_create_graph_by_tracing", None)
+    if create_graph is None or not hasattr(torch._C.CompilationUnit, "create_function"):
+        return torch.jit.trace(function, tuple(inputs), check_trace=False)  # type: ignore[no-untyped-call]
+    graph, _ = create_graph(function, tuple(inputs), lambda tensor: "", True, False, None, [])
+    return torch._C.CompilationUnit().create_function("recording", graph)
 
 
 def without_override_check(function: Any) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep._util.nested import map_nested
+from fedkeep._util.private_apis import trace
 
 _NO_EFFECT_AT_ONE = ("aten::mul", "aten::div")
 _SAME_VALUES = ("aten::view", "aten::expand", "aten::_unsafe_view", "aten::alias", "aten::detach", "aten::clone")
@@ -87,7 +88,7 @@ class Recording:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated, and without a successor that needs no compiler
             try:
-                self._run = torch.jit.trace(self.run, (*inputs, *self.constants.values()), check_trace=False)  # type: ignore[no-untyped-call]
+                self._run = trace(self.run, (*inputs, *self.constants.values()))
             except Exception:
                 self._run = self.run
 

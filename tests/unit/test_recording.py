@@ -138,10 +138,26 @@ def test_indices_are_recorded() -> None:
     check(lambda x: [x[at], x[:, at[1:]]], (3, 4))
 
 
+def test_without_the_private_functions_torch_jit_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_create_graph_by_tracing")
+    recording = check(lambda x: [x.exp().sum()], (3,))
+    assert isinstance(recording._run, torch.jit.ScriptFunction)
+
+
 def test_without_torchscript_the_operations_are_called_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*args: object, **kwargs: object) -> None:
         raise RuntimeError("not supported")
 
+    monkeypatch.delattr(torch._C, "_create_graph_by_tracing")
     monkeypatch.setattr(torch.jit, "trace", missing)
     recording = check(lambda x: [x.exp().sum()], (3,))
     assert recording._run == recording.run
+
+
+def test_a_recording_is_freed() -> None:
+    kept = torch.jit._state._python_cu
+    before = len(kept.get_functions())
+    for _ in range(3):
+        recording = check(lambda x: [x.exp() + 1], (4,))
+        assert isinstance(recording._run, torch.jit.ScriptFunction), "it was compiled"
+    assert len(kept.get_functions()) == before, "torch.jit.trace keeps every function until the process ends"
