@@ -83,6 +83,7 @@ def make_task(
         criterion,
         optimizer=optim.make(settings.optimizer, settings.momentum, settings.weight_decay),
         lr=settings.lr_in,
+        base_lr=settings.lr,
         seed=settings.seed,
         device=place,
         dtype=DTYPES[settings.dtype],

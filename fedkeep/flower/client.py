@@ -53,6 +53,10 @@ class Examples:
         inputs, image = setup.make_inputs(dataset, settings, target), setup.image_size(dataset, settings)
         return cls(tree.to(dataset.x_train, target), dataset.y_train.to(target), inputs, image)
 
+    def sample(self, n: int) -> Any:
+        """Return the first example n times, as the model gets it."""
+        return self.inputs.without_augmentation(tree.take(self.x, torch.zeros_like(self.y[:1]).expand(n)))
+
 
 @dataclass(frozen=True)
 class Node:
@@ -103,6 +107,7 @@ class Node:
             return Message(records.to_records({}, {**reply, "empty": True}), reply_to=message)
         with _private("the node's model or criterion cannot be used"):
             task = self.task(settings, request.n_classes, request.n_clients, None, target)
+            task.find_features(examples.sample(2))
         _require_same_task(task, examples, request)
         _require_reasonable_augmentation(settings, examples)
         shared = tree.to(_read_broadcast(message, task), target)

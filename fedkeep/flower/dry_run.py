@@ -85,6 +85,7 @@ def inspect_node(node: Node, context: Context, epochs: int = 1) -> DryRun:
     public = _substitute_public(examples, examples.inputs.without_augmentation, classes)
     clients = max(int(context.run_config.get("num-clients", 2)), client + 1)
     task = node.task(settings, classes, clients, public, target)
+    task.find_features(examples.sample(2))
     server = method.init_server(task, task.init)
     shared, sent = method.broadcast(server), broadcast_to(method, server, client)
     task.public = None
@@ -196,9 +197,8 @@ def _load_data(node: Node, context: Context) -> Any:
 def _count_classes(node: Node, settings: Settings, examples: Examples, target: torch.device) -> int:
     """Return the number of logits that the model returns."""
     task = node.task(settings, 2, 1, None, target)
-    first = torch.zeros(1, dtype=torch.long, device=target)
     with torch.no_grad():
-        return int(task.apply(task.init, examples.inputs.without_augmentation(tree.take(examples.x, first))).shape[-1])
+        return int(task.apply(task.init, examples.sample(1)).shape[-1])
 
 
 def _substitute_public(examples: Examples, inputs: InputPipeline, classes: int) -> Public:

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from fedkeep.optim import SGD, Optimizer
 from fedkeep.task.base import Accelerator, Public
 from fedkeep.task.checks import check_model
 from fedkeep.task.example_gradients import ExampleGradients
+from fedkeep.task.features import call_head, call_with_features, find_last_linear, has_own_features
 from fedkeep.tree import Tree
 
 
@@ -45,6 +46,7 @@ class Task:
         *,
         optimizer: Optimizer | None = None,
         lr: Callable[[int], float] = lambda round: 0.01,
+        base_lr: float = 0.01,
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -53,6 +55,7 @@ class Task:
         check_model(model)
         self.n_classes, self.n_clients, self.public = n_classes, n_clients, public
         self.optimizer, self.lr = optimizer or SGD(), lr  # of the clients; lr(round) is the learning rate of a round
+        self.base_lr = base_lr  # the learning rate before decay, after the warm-up
         self.seed = seed  # of the run, for what a method draws in `init_server`
         self.device, self.dtype, self.autocast = torch.device(device), dtype, autocast
         self.criterion = require_criterion(criterion, n_classes, self.device, dtype)
@@ -68,7 +71,8 @@ class Task:
             raise ModelError(
                 "the model has no parameter that requires a gradient, so there is nothing to train", key="model"
             )
-        self.has_features = hasattr(model, "features") and hasattr(model, "head")
+        self.has_features = has_own_features(model)
+        self._last_linear: str | None = None  # whose input is the features, if the model has none of its own
         self.accelerator = Accelerator()  # a runtime on a GPU sets its own
         self.gradients = ExampleGradients()
 
@@ -99,18 +103,15 @@ class Task:
     def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
         """Return (features before the classifier, logits) in one pass."""
         self._require_features()
-
-        def both(module: Any) -> tuple[Tensor, Tensor]:
-            features = module.features(x)
-            return features, module.head(features)
-
-        features, logits = self._call(train, params, x, both, batch)
+        call = functools.partial(call_with_features, x=x, layer=self._last_linear)
+        features, logits = self._call(train, params, x, call, batch)
         return features.to(self.dtype), logits.to(self.dtype)
 
     def head(self, params: Tree, features: Tensor, train: bool = False) -> Tensor:
         """Return the logits of features [B, n_features]: the classifier alone."""
         self._require_features()
-        logits: Tensor = self._call(train, params, features, lambda module: cast(Any, module).head(features))
+        call = functools.partial(call_head, features=features, layer=self._last_linear)
+        logits: Tensor = self._call(train, params, features, call)
         return logits.to(self.dtype)
 
     @functools.cached_property
@@ -132,10 +133,20 @@ class Task:
     def _require_features(self) -> None:
         if not self.has_features:
             raise ModelError(
-                f"{type(self._eval).__name__} needs two methods, features(x) and head(h), with forward(x) = "
-                "head(features(x)), for a method that reads features",
+                f"{type(self._eval).__name__} must end with a linear layer, or have two methods, features(x) and "
+                "head(h), with forward(x) = head(features(x)), for a method that reads features",
                 key="model.features",
             )
+
+    def find_features(self, x: Any) -> None:
+        """Find out, with two examples, whether the model's own features make its logits, or those of a last layer."""
+        with torch.no_grad():
+            if self.has_features:
+                whole, parts = self.apply(self.init, x), self.outputs(self.init, x)[1]
+                if whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-4):
+                    return
+            self._last_linear = self._call(False, self.init, x, lambda module: find_last_linear(module, x))
+            self.has_features = self._last_linear is not None
 
     def stages(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return (feature maps before the model's last stage, those after it, logits) in one pass."""

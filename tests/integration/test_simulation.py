@@ -591,7 +591,7 @@ def test_features_and_head_are_believed_only_if_they_make_the_model(problem: Pro
             return self.c(h)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.b(self.features(x)))
+            return self.head(self.b(self.features(x))).tanh()
 
     sim = dataclasses.replace(problem, model=Odd()).simulation(fk.methods.FedAvg())
     with raises(ModelError, key="model.features"):

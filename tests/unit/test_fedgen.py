@@ -101,7 +101,9 @@ class Flat(nn.Linear):
 
 def test_a_model_without_a_head_for_features_is_refused(problem: Problem) -> None:
     with raises(ModelError, "model.features", mentions=["Sequential"]):
-        dataclasses.replace(problem, model=nn.Sequential(nn.Flatten(), nn.Linear(16, 4))).simulation(quick("fedgen"))
+        dataclasses.replace(problem, model=nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Tanh())).simulation(
+            quick("fedgen")
+        )
     with raises(ModelError, "model.head", mentions=["Flat"]):
         Task(Flat(4, 4), 4, 1).n_features  # noqa: B018
 

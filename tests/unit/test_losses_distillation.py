@@ -85,7 +85,7 @@ def test_the_vote_raises_without_validation_examples(problem: Problem) -> None:
 
 
 def test_moon_needs_a_model_with_features(problem: Problem) -> None:
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Softplus())
     with raises(fk.errors.ModelError, key="model.features"):
         dataclasses.replace(problem, model=model).run(MOON())
 

@@ -18,7 +18,7 @@ from support.problems import Problem, gap
 from torch import nn
 
 import fedkeep as fk
-from fedkeep import models
+from fedkeep import models, tree
 from fedkeep.data.augment import InputPipeline
 from fedkeep.engine.local import LocalTraining
 from fedkeep.engine.mapping import map_clients
@@ -500,14 +500,40 @@ def test_checking_does_not_change_the_random_state_of_torch() -> None:
 
 
 def test_a_model_without_features_raises_where_they_are_needed() -> None:
-    task = Task(nn.Linear(4, 3), 3, 2)
-    with raises(ModelError, "model.features", mentions=["Linear", "features(x)", "head(h)"]):
+    task = Task(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), 3, 2)
+    check_forward(task, torch.rand(2, 4))
+    with raises(ModelError, "model.features", mentions=["Sequential", "linear layer", "features(x)", "head(h)"]):
         task.outputs(task.init, torch.zeros(2, 4))
     network = Task(models.build("mlp", (4,), 3), 3, 2)
     x = torch.rand(2, 4)
     features, z = network.outputs(network.init, x)
     assert features.shape == (2, 64)
     assert torch.equal(z, network.apply(network.init, x))
+
+
+class Unusual(nn.Module):
+    """The layer that makes the logits is neither the last one declared nor the only one with as many outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.side, self.body = nn.Linear(6, 3), nn.Linear(4, 3), nn.Linear(4, 6)
+
+    def forward(self, x):
+        return self.out(self.body(x).relu() + self.side(x).sum(1, keepdim=True))
+
+
+def test_the_features_of_a_model_without_any_are_the_inputs_of_its_last_linear_layer() -> None:
+    model, x = Unusual(), torch.rand(5, 4)
+    task = Task(model, 3, 2)
+    check_forward(task, x[:2])
+    params = tree.map(lambda w: w + 0.1, task.init)
+    features, z = task.outputs(params, x)
+    assert torch.equal(z, task.apply(params, x))
+    assert torch.equal(task.head(params, features), z)
+    assert features.shape == (5, task.n_features) == (5, 6)
+    per_model = torch.vmap(lambda p: task.outputs(p, x)[0])(tree.map(lambda w: torch.stack([w, w + 1]), params))
+    assert torch.allclose(per_model[0], features)
+    assert not model.out._forward_pre_hooks
 
 
 # what training changes, and what it does not
