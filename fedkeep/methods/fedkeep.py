@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedkeep import tree
@@ -24,6 +25,7 @@ from fedkeep.method import (
     Local,
     Params,
     ServerTree,
+    Shared,
     Upload,
     Visit,
     hyper,
@@ -31,8 +33,11 @@ from fedkeep.method import (
 from fedkeep.methods._centred import centred
 from fedkeep.methods._classifier import classifier
 from fedkeep.methods._per_class import LABEL_COUNTS, mean_by_counts
+from fedkeep.optim import SGD
 from fedkeep.task import Task
 from fedkeep.tree import Tree
+
+_FLOOR_WITHOUT_SGD = 0.01  # Adam's steps are as long for a small gradient as for a large one
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,8 @@ class FedKeep(FedAvg):
     name: ClassVar[str] = "fedkeep"
     paper: ClassVar[str] = "this library"
     bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": LABEL_COUNTS}
-    floor: float = hyper(1e-3, "smallest class share in the calibrated loss; 1: plain cross-entropy",
-                         search=(1e-4, 0.1), above=0, high=1, test_value=0.05)  # fmt: skip
+    push: float = hyper(0.3, "how far a client's visit may lower the logit of a class that it lacks, about, in nats; "
+                        "very large: plain cross-entropy", search=(0.1, 3.0), above=0, test_value=0.05)  # fmt: skip
     server_momentum: float = hyper(0.7, "share of the server's velocity kept from round to round", search=(0.5, 0.8),
                                    low=0, high=0.999, test_value=0.3)  # fmt: skip
     rows: bool = hyper(True, "average the classifier's rows by label counts, which clients then disclose",
@@ -64,14 +69,23 @@ class FedKeep(FedAvg):
     # Clients
 
     def prepare(self, visit: Visit) -> Local:
-        """Compute log p, what the loss adds to the logits."""
-        share = visit.facts["label_counts"] / visit.facts["n"]
-        return {"log_p": share.clamp(min=self.floor).log()}
+        """Compute the class shares, and how far a visit moves a weight whose gradient stays at 1."""
+        facts = visit.facts
+        return {"share": facts["label_counts"] / facts["n"], "reach": visit.shared["lr"] * facts["effective_steps"]}
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
-        """Return the mean of CE(z + log p, y)."""
-        z = visit.task.apply(params, batch["x"], train=True)
-        return masked_mean(visit.task.criterion(z + visit.local["log_p"], batch["y"]), batch["mask"])
+        """Return the mean of CE(z + log p, y), p being the class shares, at least the floor."""
+        h, z = visit.task.outputs(params, batch["x"], train=True)
+        p = torch.maximum(visit.local["share"], self.floor(visit, h.detach().flatten(1), batch["mask"]))
+        return masked_mean(visit.task.criterion(z + p.log(), batch["y"]), batch["mask"])
+
+    def floor(self, visit: Visit, h: Tensor, mask: Tensor) -> Tensor:
+        """Return push / (reach (1 + mean |h|^2)), at most 1, for the features h of a batch."""
+        if not isinstance(visit.task.optimizer, SGD):
+            return h.new_tensor(_FLOOR_WITHOUT_SGD)
+        size = 1 + masked_mean(h.square().sum(1), mask)  # of the gradient of a logit by its row, weights and bias
+        floor: Tensor = self.push / (visit.local["reach"] * size)
+        return floor.clamp(max=1)
 
     def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
         """Return the gradients without their means over a layer's inputs."""
@@ -86,10 +100,16 @@ class FedKeep(FedAvg):
     # Server
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
-        """Start with the velocity v = 0."""
+        """Start with the velocity v = 0, and the learning rate before any decay."""
         if self.rows:
             self._head(task)
-        return {"params": params, "v": tree.zeros_like(params)}
+        precise = torch.promote_types(task.dtype, torch.float32)
+        lr = torch.tensor(task.base_lr, dtype=precise, device=task.device)
+        return {"params": params, "v": tree.zeros_like(params), "lr": lr}
+
+    def broadcast(self, server: ServerTree) -> Shared:
+        """Send the weights and the learning rate."""
+        return {"params": server["params"], "lr": server["lr"]}
 
     def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
         """Average, the classifier's rows by label counts; v <- m v + (average - w); w <- w + v."""
@@ -98,7 +118,7 @@ class FedKeep(FedAvg):
         for name in self._head(task) if self.rows else ():  # of a class that nobody has, the last row
             average[name] = mean_by_counts(uploads["params"][name], uploads["mu"], w[name])
         v = tree.map(lambda v, a, w: self.server_momentum * v + (a - w), server["v"], average, w)
-        return {"params": tree.add(w, v), "v": v}
+        return {**server, "params": tree.add(w, v), "v": v}
 
     def _head(self, task: Task) -> list[str]:
         """Return the names of the classifier's weights."""

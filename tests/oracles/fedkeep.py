@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 
@@ -17,13 +16,22 @@ class FedKeepOracle(Oracle):
 
     def train(self, k, number):
         labels = self.data.y_train[self.clients[k]].tolist()
-        self.log_p = [math.log(max(labels.count(c) / len(labels), self.h["floor"])) for c in range(self.C)]
+        self.share = [labels.count(c) / len(labels) for c in range(self.C)]
+        velocity, self.reach = 0.0, 0.0  # how far a gradient of 1 moves a weight at the learning rate of round 1
+        for _ in range(self.plan(k, number).steps):
+            velocity = self.s["momentum"] * velocity + 1.0
+            self.reach += self.s["lr"] * velocity
         return super().train(k, number)
 
     def loss(self, model, teacher, x, y):
         z, total = model(x), 0.0
+        with torch.no_grad():
+            features = model.features(x)
+            size = sum(1 + float((h * h).sum()) for h in features) / len(features)
+        floor = min(1.0, self.h["push"] / (self.reach * size))
+        p = torch.tensor([max(share, floor) for share in self.share], dtype=z.dtype)
         for i, label in enumerate(y.tolist()):
-            shifted = z[i] + torch.tensor(self.log_p, dtype=z.dtype)
+            shifted = z[i] + torch.log(p)
             total = total + torch.logsumexp(shifted, 0) - shifted[label]
         return total / len(y)
 
@@ -56,6 +64,6 @@ class FedKeepOracle(Oracle):
 
 ORACLE = FedKeepOracle
 CASES = [
-    {"floor": 1e-3, "server_momentum": 0.7, "rows": True, "centre": True},
-    {"floor": 0.1, "server_momentum": 0.0, "rows": False, "centre": False},
+    {"push": 0.3, "server_momentum": 0.7, "rows": True, "centre": True},
+    {"push": 5.0, "server_momentum": 0.0, "rows": False, "centre": False},
 ]
