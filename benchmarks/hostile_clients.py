@@ -73,8 +73,8 @@ class Attacked(fk.Simulation):
 
     attack: str = "honest"
 
-    def aggregate(self, result: Any) -> Tree:
-        """Replace the hostile client's upload, then aggregate."""
+    def apply(self, result: Any) -> Any:
+        """Replace the hostile client's upload, then apply the round."""
         forge, cohort = ATTACKS.get(self.attack), result.plan.cohort
         if forge is not None and HOSTILE in cohort:
             k, upload = cohort.index(HOSTILE), tree.map(torch.clone, result.clients["upload"])
@@ -85,7 +85,7 @@ class Attacked(fk.Simulation):
             if self.attack == "n = 1e9":
                 upload["n"][k] = 1e9
             result = dataclasses.replace(result, clients={**result.clients, "upload": upload})
-        return super().aggregate(result)
+        return super().apply(result)
 
 
 def accuracy(method: str, attack: str, seed: int, split: str, clients: int, **settings: Any) -> float:
