@@ -10,17 +10,16 @@ accuracy, and of that class, in percent. This is a simulation, so no upload is r
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import Any
 
 import numpy as np
 import torch
-from hostile_clients import HOSTILE, print_row
+from hostile_clients import HOSTILE, Hostile, print_row
 
 import fedkeep as fk
-from fedkeep import tree
 from fedkeep.forgetting import class_accuracy
 from fedkeep.methods._classifier import classifier
+from fedkeep.tree import Tree
 
 FEDERATIONS: dict[str, tuple[int, dict[str, Any]]] = {  # clients per round, and the split
     "10 clients, Dirichlet 0.5": (10, {"kind": "dirichlet", "n_clients": 10, "alpha": 0.5}),
@@ -36,26 +35,21 @@ ROWS = {  # what client 0 does: (lies about its counts, negates the row, rows by
 }
 
 
-class WithLiar(fk.Simulation):
+class WithLiar(Hostile):
     """A simulation in which client 0 claims one class for all its examples, or negates that class's row."""
 
     claimed: int
     lies: bool
     negates: bool
 
-    def apply(self, result: Any) -> Any:
-        """Replace client 0's upload, then apply the round."""
-        cohort = result.plan.cohort
-        if HOSTILE in cohort and (self.lies or self.negates):
-            k, upload = cohort.index(HOSTILE), tree.map(torch.clone, result.clients["upload"])
-            if self.lies:
-                upload["mu"][k] = 0
-                upload["mu"][k, self.claimed] = upload["n"][k]
-            if self.negates:
-                for name in classifier(self.task, "fedkeep"):
-                    upload["params"][name][k, self.claimed] *= -1
-            result = dataclasses.replace(result, clients={**result.clients, "upload": upload})
-        return super().apply(result)
+    def forge(self, upload: Tree, k: int, number: int) -> None:
+        """Replace client 0's label counts, its row, or both."""
+        if self.lies:
+            upload["mu"][k] = 0
+            upload["mu"][k, self.claimed] = upload["n"][k]
+        if self.negates:
+            for name in classifier(self.task, "fedkeep"):
+                upload["params"][name][k, self.claimed] *= -1
 
 
 def accuracies(federation: str, row: str, seed: int, rounds: int) -> tuple[float, float]:

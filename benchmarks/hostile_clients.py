@@ -68,24 +68,37 @@ ATTACKS: dict[str, Callable[..., Tree] | None] = {
 }
 
 
-class Attacked(fk.Simulation):
-    """A simulation in which one client's uploads are replaced by an attack."""
+class Hostile(fk.Simulation):
+    """A simulation in which client 0 forges its uploads."""
+
+    def forge(self, upload: Tree, k: int, number: int) -> None:
+        """Change the uploads of round `number` in place; those of client 0 are at position k."""
+        raise NotImplementedError
+
+    def apply(self, result: Any) -> Any:
+        """Let client 0 forge its upload, then apply the round."""
+        if HOSTILE in (cohort := result.plan.cohort):
+            upload = tree.map(torch.clone, result.clients["upload"])
+            self.forge(upload, cohort.index(HOSTILE), result.plan.round)
+            result = dataclasses.replace(result, clients={**result.clients, "upload": upload})
+        return super().apply(result)
+
+
+class Attacked(Hostile):
+    """A simulation in which client 0's weights are replaced by an attack."""
 
     attack: str = "honest"
 
-    def apply(self, result: Any) -> Any:
-        """Replace the hostile client's upload, then apply the round."""
-        forge, cohort = ATTACKS.get(self.attack), result.plan.cohort
-        if forge is not None and HOSTILE in cohort:
-            k, upload = cohort.index(HOSTILE), tree.map(torch.clone, result.clients["upload"])
-            others = tree.take(upload["params"], [i for i in range(len(cohort)) if i != k])
-            rng = np.random.default_rng([self.settings.seed, result.plan.round])
-            forged = forge(tree.take(upload["params"], k), self.params, others, rng)
-            tree.map(lambda t, w: t[k].copy_(w), upload["params"], forged)
-            if self.attack == "n = 1e9":
-                upload["n"][k] = 1e9
-            result = dataclasses.replace(result, clients={**result.clients, "upload": upload})
-        return super().apply(result)
+    def forge(self, upload: Tree, k: int, number: int) -> None:
+        """Replace the weights of client 0."""
+        if (attack := ATTACKS.get(self.attack)) is None:
+            return
+        others = tree.take(upload["params"], [i for i in range(len(upload["n"])) if i != k])
+        rng = np.random.default_rng([self.settings.seed, number])
+        forged = attack(tree.take(upload["params"], k), self.params, others, rng)
+        tree.map(lambda t, w: t[k].copy_(w), upload["params"], forged)
+        if self.attack == "n = 1e9":
+            upload["n"][k] = 1e9
 
 
 def accuracy(method: str, attack: str, seed: int, split: str, clients: int, **settings: Any) -> float:

@@ -47,8 +47,9 @@ class FedKeep(FedAvg):
     name: ClassVar[str] = "fedkeep"
     paper: ClassVar[str] = "this library"
     bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": LABEL_COUNTS}
-    push: float = hyper(0.3, "how far a client's visit may lower the logit of a class that it lacks, about, in nats; "
-                        "very large: plain cross-entropy", search=(0.1, 3.0), above=0, test_value=0.05)  # fmt: skip
+    push: float = hyper(0.3, "with SGD, roughly how far, in nats, a visit may lower the logit of a class that the "
+                        "client lacks; very large: plain cross-entropy", search=(0.1, 3.0), above=0,
+                        test_value=0.05)  # fmt: skip
     server_momentum: float = hyper(0.7, "share of the server's velocity kept from round to round", search=(0.5, 0.8),
                                    low=0, high=0.999, test_value=0.3)  # fmt: skip
     rows: bool = hyper(True, "average the classifier's rows by label counts, which clients then disclose",
@@ -69,22 +70,25 @@ class FedKeep(FedAvg):
     # Clients
 
     def prepare(self, visit: Visit) -> Local:
-        """Compute the class shares, and how far a visit moves a weight whose gradient stays at 1."""
+        """Compute the class shares, and S: how far a visit moves a weight whose gradient stays at 1."""
         facts = visit.facts
-        return {"share": facts["label_counts"] / facts["n"], "reach": visit.shared["lr"] * facts["effective_steps"]}
+        return {"share": facts["label_counts"] / facts["n"], "S": visit.shared["lr"] * facts["effective_steps"]}
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return the mean of CE(z + log p, y), p being the class shares, at least the floor."""
-        h, z = visit.task.outputs(params, batch["x"], train=True)
-        p = torch.maximum(visit.local["share"], self.floor(visit, h.detach().flatten(1), batch["mask"]))
+        if isinstance(visit.task.optimizer, SGD):
+            h, z = visit.task.classifier_inputs(params, batch["x"], train=True)
+            floor = self.floor(visit, h.detach(), batch["mask"])
+        else:
+            z = visit.task.apply(params, batch["x"], train=True)
+            floor = z.new_tensor(_FLOOR_WITHOUT_SGD)
+        p = torch.maximum(visit.local["share"], floor)
         return masked_mean(visit.task.criterion(z + p.log(), batch["y"]), batch["mask"])
 
     def floor(self, visit: Visit, h: Tensor, mask: Tensor) -> Tensor:
-        """Return push / (reach (1 + mean |h|^2)), at most 1, for the features h of a batch."""
-        if not isinstance(visit.task.optimizer, SGD):
-            return h.new_tensor(_FLOOR_WITHOUT_SGD)
+        """Return push / (S (1 + mean |h|^2)), at most 1, for the classifier's inputs h of a batch."""
         size = 1 + masked_mean(h.square().sum(1), mask)  # of the gradient of a logit by its row, weights and bias
-        floor: Tensor = self.push / (visit.local["reach"] * size)
+        floor: Tensor = self.push / (visit.local["S"] * size)
         return floor.clamp(max=1)
 
     def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:

@@ -1,11 +1,12 @@
-"""Features of a model: what its own `features` returns, or the input of its last layer if that is linear."""
+"""Features of a model: what its own `features` returns, or the inputs of its last layer if that is linear."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
+
+from fedkeep.errors import ModelError
 
 
 def has_own_features(model: nn.Module) -> bool:
@@ -13,37 +14,45 @@ def has_own_features(model: nn.Module) -> bool:
     return hasattr(model, "features") and hasattr(model, "head")
 
 
-def call_with_features(model: nn.Module, x: Any, layer: str | None) -> tuple[Tensor, Tensor]:
-    """Return (features, logits) in one pass. `layer` is the last linear layer; None: the model's own features."""
-    if layer is None:
-        features = cast(Any, model).features(x)
-        return features, cast(Any, model).head(features)
+def call_with_own_features(model: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
+    """Return (features, logits) of a model with `features` and `head`."""
+    features = cast(Any, model).features(x)
+    return features, cast(Any, model).head(features)
+
+
+def call_with_inputs(model: nn.Module, x: Any, layer: str) -> tuple[Tensor, Tensor]:
+    """Return (inputs of a linear layer, logits) in one pass."""
     inputs: list[Tensor] = []
-    hook = model.get_submodule(layer).register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+
+    def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        inputs.append(args[0] if args else kwargs["input"])
+
+    hook = model.get_submodule(layer).register_forward_pre_hook(note, with_kwargs=True)
     try:
         logits = model(x)
     finally:
         hook.remove()
+    if not inputs:
+        raise ModelError(f"{layer} made the logits at the start of the run, but is not called now", key=layer)
     return inputs[-1], logits
 
 
-def call_head(model: nn.Module, features: Tensor, layer: str | None) -> Tensor:
-    """Return the logits of features."""
-    head = cast(Any, model).head if layer is None else model.get_submodule(layer)
-    return head(features)  # type: ignore[no-any-return]
-
-
 def find_last_linear(model: nn.Module, x: Any) -> str | None:
-    """Return the name of the linear layer whose output is the logits; None if there is none.
+    """Return the name of the linear layer whose output, unchanged, is the logits; None if there is none.
 
+    >>> import torch
     >>> find_last_linear(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.rand(4, 3))
     '2'
-    >>> find_last_linear(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), torch.rand(4, 3)) is None
+    >>> find_last_linear(nn.Sequential(nn.Linear(3, 2), nn.ReLU(inplace=True)), torch.rand(4, 3)) is None
     True
     """
-    outputs: dict[str, Any] = {}
+    outputs: dict[str, tuple[Any, int]] = {}
+
+    def note(name: str, output: Any) -> None:
+        outputs[name] = output, _version(output)
+
     hooks = [
-        layer.register_forward_hook(lambda module, args, output, name=name: outputs.update({name: output}))
+        layer.register_forward_hook(lambda module, args, output, name=name: note(name, output))
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear)
     ]
@@ -52,11 +61,13 @@ def find_last_linear(model: nn.Module, x: Any) -> str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    same = [name for name, output in outputs.items() if _equal(output, logits)]
-    return same[-1] if same else None
+    for name, (output, version) in outputs.items():
+        if output is logits and version == _version(logits):
+            return name
+    return None
 
 
-def _equal(output: Any, logits: Tensor) -> bool:
-    """Return whether a layer's output is the logits. One of nested tensors, or of another form, is not."""
-    flat = isinstance(output, Tensor) and not output.is_nested
-    return flat and output.shape == logits.shape and torch.equal(output, logits)
+def _version(output: Any) -> int:
+    """Return how often a tensor has been changed in place."""
+    known = isinstance(output, Tensor) and not output.is_inference()
+    return output._version if known else 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,10 @@ from fedkeep.optim import SGD, Optimizer
 from fedkeep.task.base import Accelerator, Public
 from fedkeep.task.checks import check_model
 from fedkeep.task.example_gradients import ExampleGradients
-from fedkeep.task.features import call_head, call_with_features, find_last_linear, has_own_features
+from fedkeep.task.features import call_with_inputs, call_with_own_features, find_last_linear, has_own_features
 from fedkeep.tree import Tree
+
+log = logging.getLogger("fedkeep")
 
 
 class Task:
@@ -71,8 +74,8 @@ class Task:
             raise ModelError(
                 "the model has no parameter that requires a gradient, so there is nothing to train", key="model"
             )
-        self.has_features = has_own_features(model)
-        self._last_linear: str | None = None  # whose input is the features, if the model has none of its own
+        self.has_own_features = has_own_features(model)
+        self.last_linear: str | None = None  # the linear layer that makes the logits, once `find_features` has looked
         self.accelerator = Accelerator()  # a runtime on a GPU sets its own
         self.gradients = ExampleGradients()
 
@@ -103,15 +106,29 @@ class Task:
     def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
         """Return (features before the classifier, logits) in one pass."""
         self._require_features()
-        call = functools.partial(call_with_features, x=x, layer=self._last_linear)
-        features, logits = self._call(train, params, x, call, batch)
+        if not self.has_own_features:
+            return self.classifier_inputs(params, x, train, batch)
+        features, logits = self._call(train, params, x, lambda module: call_with_own_features(module, x), batch)
         return features.to(self.dtype), logits.to(self.dtype)
+
+    def classifier_inputs(
+        self, params: Tree, x: Any, train: bool = False, batch: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (inputs of the linear layer that makes the logits, logits) in one pass."""
+        layer = self.last_linear
+        if layer is None:
+            raise ModelError(
+                f"{type(self._eval).__name__} must end with a linear layer for this method",
+                key="model",
+                value=type(self._eval).__name__,
+            )
+        h, logits = self._call(train, params, x, lambda module: call_with_inputs(module, x, layer), batch)
+        return h.to(self.dtype), logits.to(self.dtype)
 
     def head(self, params: Tree, features: Tensor, train: bool = False) -> Tensor:
         """Return the logits of features [B, n_features]: the classifier alone."""
         self._require_features()
-        call = functools.partial(call_head, features=features, layer=self._last_linear)
-        logits: Tensor = self._call(train, params, features, call)
+        logits: Tensor = self._call(train, params, features, lambda module: self._head_of(module)(features))
         return logits.to(self.dtype)
 
     @functools.cached_property
@@ -131,22 +148,33 @@ class Task:
         )
 
     def _require_features(self) -> None:
-        if not self.has_features:
+        if not (self.has_own_features or self.last_linear is not None):
             raise ModelError(
                 f"{type(self._eval).__name__} must end with a linear layer, or have two methods, features(x) and "
                 "head(h), with forward(x) = head(features(x)), for a method that reads features",
                 key="model.features",
             )
 
+    def _head_of(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        return cast(Any, module).head if self.has_own_features else module.get_submodule(self.last_linear or "")
+
     def find_features(self, x: Any) -> None:
-        """Find out, with two examples, whether the model's own features make its logits, or those of a last layer."""
+        """Find out, with examples, whether a linear layer makes the logits, and whether the model's own head does."""
         with torch.no_grad():
-            if self.has_features:
-                whole, parts = self.apply(self.init, x), self.outputs(self.init, x)[1]
-                if whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-4):
-                    return
-            self._last_linear = self._call(False, self.init, x, lambda module: find_last_linear(module, x))
-            self.has_features = self._last_linear is not None
+            self.last_linear = self._call(False, self.init, x, lambda module: find_last_linear(module, x))
+            if self.has_own_features and not self._own_features_fit(x):
+                self.has_own_features = False
+                log.warning(
+                    "%s has features and head, but head(features(x)) is not its output, so they are not used",
+                    type(self._eval).__name__,
+                )
+
+    def _own_features_fit(self, x: Any) -> bool:
+        """Return whether head(features(x)) is what the model returns."""
+        whole, parts = self.apply(self.init, x), None
+        with suppress(Exception):  # a head that takes something else than the features
+            parts = self.outputs(self.init, x)[1]
+        return parts is not None and whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-4)
 
     def stages(self, params: Tree, x: Any, train: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return (feature maps before the model's last stage, those after it, logits) in one pass."""

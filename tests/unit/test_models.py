@@ -24,6 +24,7 @@ from fedkeep.engine.local import LocalTraining
 from fedkeep.engine.mapping import map_clients
 from fedkeep.engine.trial_step import why_not_stackable
 from fedkeep.errors import ModelError
+from fedkeep.methods._classifier import classifier
 from fedkeep.task import Task, check_forward, check_model
 
 COLOUR, GREY = (3, 32, 32), (1, 28, 28)
@@ -534,6 +535,63 @@ def test_the_features_of_a_model_without_any_are_the_inputs_of_its_last_linear_l
     per_model = torch.vmap(lambda p: task.outputs(p, x)[0])(tree.map(lambda w: torch.stack([w, w + 1]), params))
     assert torch.allclose(per_model[0], features)
     assert not model.out._forward_pre_hooks
+    assert classifier(task, "fedkeep") == ["out.weight", "out.bias"]
+
+
+class Pooled(nn.Sequential):
+    """Has features and a head, but pools between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Conv2d(1, 6, 1), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(input=self.features(x).mean((2, 3)))
+
+
+def test_features_that_do_not_fit_the_head_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    task, x = Task(Pooled(), 3, 2), torch.rand(5, 1, 4, 4)
+    check_forward(task, x[:2])
+    assert "head(features(x)) is not its output" in caplog.text
+    features, z = task.outputs(task.init, x)
+    assert features.shape == (5, 6)
+    assert torch.equal(z, task.apply(task.init, x))
+
+
+class Auxiliary(nn.Sequential):
+    """A second layer, called last, has the same outputs as the one that makes the logits: zero."""
+
+    def forward(self, x):
+        z = self[0](x)
+        self[1](x)
+        return z
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True)), None),
+        (nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(-99, 99)), None),
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Identity()), "1"),
+        (Auxiliary(nn.Linear(4, 3), nn.Linear(4, 3)), "0"),
+        (Auxiliary(*[nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(inplace=True)) for _ in range(2)]), None),
+    ],
+)
+def test_only_a_layer_whose_output_is_the_logits_is_found(model: nn.Module, layer: str | None) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    task = Task(model, 3, 2)
+    check_forward(task, torch.rand(2, 4))
+    assert task.last_linear == layer
+
+
+def test_a_classifier_with_adapters_has_no_features_of_its_own() -> None:
+    """The adapter starts at zero, so the frozen layer inside has the same outputs as the whole."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    task = Task(models.add_lora(model, {"rank": 2, "targets": ["2"]}), 3, 2)
+    check_forward(task, torch.rand(2, 4))
+    assert task.last_linear is None
 
 
 # what training changes, and what it does not

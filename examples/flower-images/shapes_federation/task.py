@@ -13,7 +13,7 @@ SIZE = 24
 
 
 class Net(nn.Module):
-    """A small network; only MOON needs `features` and `head`."""
+    """A small network."""
 
     def __init__(self) -> None:
         super().__init__()
