@@ -76,13 +76,13 @@ class FedKeep(FedAvg):
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return the mean of CE(z + log p, y), p being the class shares, at least the floor."""
+        share = visit.local["share"]
         if isinstance(visit.task.optimizer, SGD):
             h, z = visit.task.classifier_inputs(params, batch["x"], train=True)
-            floor = self.floor(visit, h.detach(), batch["mask"])
+            p = torch.maximum(share, self.floor(visit, h.detach(), batch["mask"]))
         else:
             z = visit.task.apply(params, batch["x"], train=True)
-            floor = z.new_tensor(_FLOOR_WITHOUT_SGD)
-        p = torch.maximum(visit.local["share"], floor)
+            p = share.clamp(min=_FLOOR_WITHOUT_SGD)
         return masked_mean(visit.task.criterion(z + p.log(), batch["y"]), batch["mask"])
 
     def floor(self, visit: Visit, h: Tensor, mask: Tensor) -> Tensor:
