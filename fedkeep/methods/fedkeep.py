@@ -1,5 +1,5 @@
 """FedKeep, fedkeep's own method: a calibrated loss, centred gradients, classifier rows averaged by label counts, and
-momentum at the server.
+clients that start where the server's momentum leads.
 
 Formula, choices and figures: docs/methods/fedkeep.md.
 """
@@ -42,7 +42,7 @@ _FLOOR_WITHOUT_SGD = 0.01  # Adam's steps are as long for a small gradient as fo
 
 @dataclass(frozen=True)
 class FedKeep(FedAvg):
-    """FedKeep: clients hardly push down the classes that they lack, and the server keeps its direction."""
+    """FedKeep: clients hardly push down the classes that they lack, and start where the server's momentum leads."""
 
     name: ClassVar[str] = "fedkeep"
     paper: ClassVar[str] = "this library"
@@ -50,7 +50,7 @@ class FedKeep(FedAvg):
     push: float = hyper(0.3, "with SGD, roughly how far, in nats, a visit may lower the logit of a class that the "
                         "client lacks; very large: plain cross-entropy", search=(0.1, 3.0), above=0,
                         test_value=0.05)  # fmt: skip
-    server_momentum: float = hyper(0.7, "share of the server's velocity kept from round to round", search=(0.5, 0.8),
+    server_momentum: float = hyper(0.85, "share of the server's velocity kept from round to round", search=(0.6, 0.95),
                                    low=0, high=0.999, test_value=0.3)  # fmt: skip
     rows: bool = hyper(True, "average the classifier's rows by label counts, which clients then disclose",
                        choices=(True, False), test_value=False)  # fmt: skip
@@ -112,17 +112,20 @@ class FedKeep(FedAvg):
         return {"params": params, "v": tree.zeros_like(params), "lr": lr}
 
     def broadcast(self, server: ServerTree) -> Shared:
-        """Send the weights and the learning rate."""
-        return {"params": server["params"], "lr": server["lr"]}
+        """Send w + m v, the point to which the momentum leads, and the learning rate."""
+        return {"params": self._ahead(server), "lr": server["lr"]}
 
     def aggregate(self, task: Task, server: ServerTree, uploads: Tree, cohort: Cohort) -> ServerTree:
-        """Average, the classifier's rows by label counts; v <- m v + (average - w); w <- w + v."""
-        w = server["params"]
+        """Average, the classifier's rows by label counts; v is the step from w to the average."""
         average = dict(tree.mean(uploads["params"], uploads["n"]))
-        for name in self._head(task) if self.rows else ():  # of a class that nobody has, the last row
-            average[name] = mean_by_counts(uploads["params"][name], uploads["mu"], w[name])
-        v = tree.map(lambda v, a, w: self.server_momentum * v + (a - w), server["v"], average, w)
-        return {**server, "params": tree.add(w, v), "v": v}
+        sent = self._ahead(server)
+        for name in self._head(task) if self.rows else ():  # of a class that nobody has, the row that was sent
+            average[name] = mean_by_counts(uploads["params"][name], uploads["mu"], sent[name])
+        return {**server, "params": average, "v": tree.sub(average, server["params"])}
+
+    def _ahead(self, server: ServerTree) -> Params:
+        """Return w + m v."""
+        return tree.map(lambda w, v: w + self.server_momentum * v, server["params"], server["v"])
 
     def _head(self, task: Task) -> list[str]:
         """Return the names of the classifier's weights."""

@@ -1,4 +1,4 @@
-"""FedKeep, one example, one class and one client at a time; the velocity by `torch.optim.SGD` at the server."""
+"""FedKeep, one example, one class and one client at a time; the velocity as the recursion v <- m v + mean update."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from oracles.fedavg import Oracle
 
 class FedKeepOracle(Oracle):
     def begin(self):
-        self.server = torch.optim.SGD(self.model.parameters(), lr=1.0, momentum=self.h["server_momentum"])
+        self.v = [torch.zeros_like(p) for p in self.model.parameters()]
         self.C = self.data.n_classes
+
+    def ahead(self):
+        model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for p, v in zip(model.parameters(), self.v, strict=True):
+                p.add_(v, alpha=self.h["server_momentum"])
+        return model
 
     def train(self, k, number):
         labels = self.data.y_train[self.clients[k]].tolist()
@@ -21,7 +28,11 @@ class FedKeepOracle(Oracle):
         for _ in range(self.plan(k, number).steps):
             velocity = self.s["momentum"] * velocity + 1.0
             self.reach += self.s["lr"] * velocity
-        return super().train(k, number)
+        own, self.model = self.model, self.ahead()
+        try:
+            return super().train(k, number)
+        finally:
+            self.model = own
 
     def loss(self, model, teacher, x, y):
         z, total = model(x), 0.0
@@ -43,19 +54,22 @@ class FedKeepOracle(Oracle):
                         row -= row.sum() / row.numel()
 
     def merge(self, locals_, ids):
-        before = copy.deepcopy(self.model)
-        super().merge(locals_, ids)
+        average, sent = self.ahead(), self.ahead()
+        sizes = [len(self.clients[k]) for k in ids]
+        lists = [list(model.parameters()) for model in locals_]
         with torch.no_grad():
+            for i, p in enumerate(average.parameters()):
+                p.copy_(sum(n * own[i] for n, own in zip(sizes, lists, strict=True)) / sum(sizes))
             if self.h["rows"]:
-                self.merge_rows(before, locals_, ids)
-            for p, old in zip(self.model.parameters(), before.parameters(), strict=True):
-                p.grad = old - p
-                p.copy_(old)
-        self.server.step()
+                self.merge_rows(average, sent, locals_, ids)
+            pairs = zip(self.model.parameters(), average.parameters(), sent.parameters(), strict=True)
+            for i, (p, a, s) in enumerate(pairs):
+                self.v[i] = self.h["server_momentum"] * self.v[i] + (a - s)
+                p.add_(self.v[i])
 
-    def merge_rows(self, before, locals_, ids):
+    def merge_rows(self, average, sent, locals_, ids):
         for name in ("weight", "bias"):
-            rows, old = getattr(self.model.classifier, name), getattr(before.classifier, name)
+            rows, old = getattr(average.classifier, name), getattr(sent.classifier, name)
             for c in range(self.C):
                 counts = [self.data.y_train[self.clients[k]].tolist().count(c) for k in ids]
                 sums = [n * getattr(m.classifier, name)[c] for n, m in zip(counts, locals_, strict=True)]
@@ -64,6 +78,6 @@ class FedKeepOracle(Oracle):
 
 ORACLE = FedKeepOracle
 CASES = [
-    {"push": 0.3, "server_momentum": 0.7, "rows": True, "centre": True},
+    {"push": 0.3, "server_momentum": 0.85, "rows": True, "centre": True},
     {"push": 5.0, "server_momentum": 0.0, "rows": False, "centre": False},
 ]
