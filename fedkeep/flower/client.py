@@ -107,8 +107,9 @@ class Node:
             return Message(records.to_records({}, {**reply, "empty": True}), reply_to=message)
         with _private("the node's model or criterion cannot be used"):
             task = self.task(settings, request.n_classes, request.n_clients, None, target)
-            task.find_features(examples.sample(2))
         _require_same_task(task, examples, request)
+        with _private("the node's model cannot be used with its data"):
+            task.find_features(examples.sample(2))
         _require_reasonable_augmentation(settings, examples)
         shared = tree.to(_read_broadcast(message, task), target)
         sent = shared.pop(messages.SENT, {}) if method.uses("broadcast_to") else {}

@@ -87,7 +87,8 @@ class FedKeep(FedAvg):
 
     def floor(self, visit: Visit, h: Tensor, mask: Tensor) -> Tensor:
         """Return push / (S (1 + mean |h|^2)), at most 1, for the classifier's inputs h of a batch."""
-        size = 1 + masked_mean(h.square().sum(1), mask)  # of the gradient of a logit by its row, weights and bias
+        precise = h.to(visit.local["share"].dtype)  # squares are large for float16
+        size = 1 + masked_mean(precise.square().sum(1), mask)  # of the gradient of a logit by its row, weights and bias
         floor: Tensor = self.push / (visit.local["S"] * size)
         return floor.clamp(max=1)
 

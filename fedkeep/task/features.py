@@ -38,7 +38,7 @@ def call_with_inputs(model: nn.Module, x: Any, layer: str) -> tuple[Tensor, Tens
 
 
 def find_last_linear(model: nn.Module, x: Any) -> str | None:
-    """Return the name of the linear layer whose output, unchanged, is the logits; None if there is none.
+    """Return the name of the linear layer whose output, or a view of the same shape, is the logits; None without one.
 
     >>> import torch
     >>> find_last_linear(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.rand(4, 3))
@@ -46,7 +46,7 @@ def find_last_linear(model: nn.Module, x: Any) -> str | None:
     >>> find_last_linear(nn.Sequential(nn.Linear(3, 2), nn.ReLU(inplace=True)), torch.rand(4, 3)) is None
     True
     """
-    outputs: dict[str, tuple[Any, int]] = {}
+    outputs: dict[str, tuple[Any, int]] = {}  # by layer: what it returned, and how often that had been changed in place
 
     def note(name: str, output: Any) -> None:
         outputs[name] = output, _version(output)
@@ -62,9 +62,17 @@ def find_last_linear(model: nn.Module, x: Any) -> str | None:
         for hook in hooks:
             hook.remove()
     for name, (output, version) in outputs.items():
-        if output is logits and version == _version(logits):
+        if _is_same(output, logits) and version == _version(logits):
             return name
     return None
+
+
+def _is_same(output: Any, logits: Any) -> bool:
+    """Return whether these are one tensor, or two views of the same numbers."""
+    if output is logits or not (isinstance(output, Tensor) and isinstance(logits, Tensor)):
+        return output is logits
+    same_numbers = output.data_ptr() == logits.data_ptr() and output.stride() == logits.stride()
+    return same_numbers and output.shape == logits.shape
 
 
 def _version(output: Any) -> int:

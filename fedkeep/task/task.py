@@ -117,10 +117,12 @@ class Task:
         """Return (inputs of the linear layer that makes the logits, logits) in one pass."""
         layer = self.last_linear
         if layer is None:
+            name = type(self._eval).__name__
             raise ModelError(
-                f"{type(self._eval).__name__} must end with a linear layer for this method",
+                f"{name} has no linear layer whose output it returns unchanged as its logits, which this method needs: "
+                "what follows that layer (a scale, an activation, .float()) must come before it",
                 key="model",
-                value=type(self._eval).__name__,
+                value=name,
             )
         h, logits = self._call(train, params, x, lambda module: call_with_inputs(module, x, layer), batch)
         return h.to(self.dtype), logits.to(self.dtype)
@@ -157,6 +159,11 @@ class Task:
 
     def _head_of(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         return cast(Any, module).head if self.has_own_features else module.get_submodule(self.last_linear or "")
+
+    def weights_of(self, layer: str) -> list[str]:
+        """Return the names of a layer's trained weights; a tied weight has the name of its first place."""
+        own = {id(p) for p in self._eval.get_submodule(layer).parameters()}
+        return [name for name, p in self._eval.named_parameters() if id(p) in own and name in self.init]
 
     def find_features(self, x: Any) -> None:
         """Find out, with examples, whether a linear layer makes the logits, and whether the model's own head does."""

@@ -240,7 +240,7 @@ def test_a_node_with_another_tokenizer_is_told_so(texts: Problem) -> None:
 
     method = fk.methods.FedAvg()
     grid = grid_of(texts, method)
-    other = make_text_problem(data=make_text_data("words:61"))
+    other = make_text_problem(data=make_text_data("words:600"))  # with ids that the server's model does not have
     odd, unlike = grid.node_of(1), grid.node_of(2)
     odd.app = grid_of(other, method).node_of(1).app  # model and texts of another tokenizer
     part = dataclasses.replace(texts, data=other.data)  # texts of another tokenizer than its model's

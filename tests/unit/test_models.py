@@ -23,7 +23,7 @@ from fedkeep.data.augment import InputPipeline
 from fedkeep.engine.local import LocalTraining
 from fedkeep.engine.mapping import map_clients
 from fedkeep.engine.trial_step import why_not_stackable
-from fedkeep.errors import ModelError
+from fedkeep.errors import MethodError, ModelError
 from fedkeep.methods._classifier import classifier
 from fedkeep.task import Task, check_forward, check_model
 
@@ -538,6 +538,25 @@ def test_the_features_of_a_model_without_any_are_the_inputs_of_its_last_linear_l
     assert classifier(task, "fedkeep") == ["out.weight", "out.bias"]
 
 
+def test_the_classifier_is_the_layer_that_makes_the_logits_and_never_a_guess() -> None:
+    with raises(MethodError, "method.rows", mentions=["out.weight, side.weight", "test data", "rows=False"]):
+        classifier(Task(Unusual(), 3, 2), "fedkeep", "rows", "False")  # nobody has looked
+    frozen = Unusual()
+    frozen.out.requires_grad_(False)
+    task = Task(frozen, 3, 2)
+    check_forward(task, torch.rand(2, 4))
+    with raises(MethodError, "method.rows", mentions=["'out'", "not trained", "rows=False"]):
+        classifier(task, "fedkeep", "rows", "False")
+
+
+def test_a_tied_classifier_has_the_name_of_its_first_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4, bias=False), nn.Linear(4, 3))
+    model[2].weight = model[0].weight
+    task = Task(model, 3, 2)
+    check_forward(task, torch.rand(2, 4))
+    assert classifier(task, "fedkeep") == ["0.weight", "2.bias"]
+
+
 class Pooled(nn.Sequential):
     """Has features and a head, but pools between them."""
 
@@ -573,6 +592,8 @@ class Auxiliary(nn.Sequential):
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True)), None),
         (nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(-99, 99)), None),
         (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Identity()), "1"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Unflatten(1, (3, 1)), nn.Flatten()), "0"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Unflatten(1, (3, 1)), nn.ReLU(inplace=True), nn.Flatten()), None),
         (Auxiliary(nn.Linear(4, 3), nn.Linear(4, 3)), "0"),
         (Auxiliary(*[nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(inplace=True)) for _ in range(2)]), None),
     ],
