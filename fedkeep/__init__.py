@@ -4,7 +4,7 @@ import fedkeep as fk
 
 data = fk.data.load("digits")
 clients = fk.data.partition.shards(data.y_train, n_clients=20, s=2, seed=0)
-history = fk.simulate(fk.methods.FedNTD(beta=1.0, tau=1.0), "mlp", data, clients, rounds=10)
+history = fk.simulate(fk.methods.FedKeep(), "mlp", data, clients, rounds=10)
 history.summary()
 """
 

@@ -1,7 +1,7 @@
 """Methods of fedkeep in a real federation, on Flower.
 
-    app = fedkeep.flower.client_app("fedntd", model_fn, data_fn)      # on the nodes
-    app = fedkeep.flower.server_app("fedntd", model_fn, test_fn)      # on the server
+    app = fedkeep.flower.client_app("fedkeep", model_fn, data_fn)     # on the nodes
+    app = fedkeep.flower.server_app("fedkeep", model_fn, test_fn)     # on the server
 
     strategy = fedkeep.flower.forgetting(strategy, model, test_data, run_dir="runs/app")    # in an app of your own
 

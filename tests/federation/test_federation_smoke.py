@@ -1,4 +1,4 @@
-"""One real federation, part of every test run: processes on this machine, digits, FedNTD."""
+"""One real federation, part of every test run: processes on this machine, digits, FedKeep."""
 
 from __future__ import annotations
 

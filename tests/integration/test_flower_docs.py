@@ -152,7 +152,7 @@ def test_new_app_runs(tmp_path: Path, fresh_imports) -> None:
     config = {**load_app(folder)[1], "run-dir": str(tmp_path / "run"), "train.rounds": 1}
     grid = MemoryGrid([SuperNode(client_app.app, {"client-id": k}) for k in range(2)], config)
     server_app.app(grid, Context(1, 1, {}, RecordDict(), config))
-    assert fk.load_run(tmp_path / "run").about["method"]["name"] == "fedntd"
+    assert fk.load_run(tmp_path / "run").about["method"]["name"] == "fedkeep"
 
 
 def test_image_example_runs(tmp_path: Path, fresh_imports) -> None:

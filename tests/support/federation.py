@@ -172,7 +172,7 @@ def app_copy(folder: Path, example: str = "flower") -> Path:
     return target
 
 
-def simulated(method: str = "fedntd", **changes) -> fk.History:
+def simulated(method: str = "fedkeep", **changes) -> fk.History:
     """Simulate the federation of the example."""
     data = fk.data.load("digits", public=0.1)
     clients = fk.data.partition.shards(data.y_train, n_clients=2, s=5, seed=0)
