@@ -1,6 +1,7 @@
 """Robust averaging: uploads are changed before a method's `aggregate`, so that a few hostile clients do little harm.
 
-Every client counts alike. Its number of examples `n` is its own claim, and with honest weights n = 1e9 is an attack.
+Every client counts alike. Its number of examples `n` is its own claim, and with honest weights n = 1e9 is an attack;
+so are its label counts.
 
 - median, trimmed_mean: the entries that the method only averages become their coordinate-wise median or trimmed mean.
 - clip: a client's change is scaled down to the median norm of the cohort's changes.
@@ -53,7 +54,7 @@ def resist(method: FedAvg, server: Tree, uploads: Tree, cohort: Cohort, settings
     require_enough(settings, size)
     if "params" not in uploads:
         raise MethodError(f'{method.name} uploads no "params", which robust averaging needs', key="aggregation")
-    uploads = with_equal_n(uploads)
+    uploads = with_equal_sizes(method, uploads)
     if kind in NEEDS_MEAN:
         trim = (size - 1) // 2 if kind == "median" else settings.hostile
         means = {
@@ -71,6 +72,23 @@ def resist(method: FedAvg, server: Tree, uploads: Tree, cohort: Cohort, settings
 def with_equal_n(uploads: Tree) -> Tree:
     """Return the uploads with one example for every client, so that all count alike."""
     return {**uploads, "n": torch.ones_like(uploads["n"])} if "n" in uploads else uploads
+
+
+def with_equal_sizes(method: FedAvg, uploads: Tree) -> Tree:
+    """Return the uploads as if every client had the median number of examples, in the classes that it says."""
+    if "n" not in uploads:
+        return uploads
+    n = uploads["n"].double()
+    median = trimmed_mean(n, (len(n) - 1) // 2)
+    factor = median / n.clamp(min=1)
+    counts = [entry for entry, bound in method.bounds.items() if bound.total == "n" and entry in uploads]
+    scaled = {entry: tree.map(lambda t: _times(t, factor), uploads[entry]) for entry in counts}
+    return {**uploads, **scaled, "n": median.to(uploads["n"].dtype).expand(len(n))}
+
+
+def _times(values: Tensor, factor: Tensor) -> Tensor:
+    """Return each client's values [K, ...] times its factor [K]."""
+    return values * factor.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def with_mean(uploads: Tree, means: Tree, size: int) -> Tree:
@@ -106,7 +124,7 @@ def clip_to_median_norm(server: Tree, uploads: Tree, entries: Sequence[str]) -> 
         size = len(tree.leaves(change)[0])
         norm = norms(change, size)
         factor = (trimmed_mean(norm, (size - 1) // 2) / norm.clamp(min=1e-300)).clamp(max=1.0)
-        scaled = tree.map(lambda t, f=factor: t * f.to(t.dtype).reshape(-1, *[1] * (t.ndim - 1)), change)
+        scaled = tree.map(lambda t, f=factor: _times(t, f), change)
         base = server["params"] if entry == "params" else tree.map(lambda t: torch.zeros_like(t[0]), scaled)
         clipped[entry] = tree.map(torch.add, scaled, base)
     return clipped

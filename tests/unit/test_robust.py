@@ -99,7 +99,28 @@ def test_krum_uses_the_clients_it_chose_and_no_others() -> None:
     assert len(cohort.ids) == len(used["n"]) == 5
     assert 3 not in cohort.ids
     assert (cohort.round, cohort.seed) == (4, 1)
-    assert used["n"].tolist() == [1.0] * 5
+    assert used["n"].tolist() == [float(np.median(uploads["n"]))] * 5
+
+
+@pytest.mark.parametrize("kind", ["clip", "krum", "multi_krum"])
+@pytest.mark.parametrize("name", ["fedkeep", "fedgen", "fedpac"])
+def test_claimed_sizes_do_not_weigh_a_client(problem: Problem, name: str, kind: str) -> None:
+    """A client that claims a million times its examples, in the classes that it has, changes nothing."""
+    method = quick(name)
+    sim = problem.run(method, participation=6, rounds=1, aggregation=kind)
+    jobs = [sim.job(k, 2) for k in range(6)]
+    uploads = sim.engine.train(server_hooks.broadcast(method, sim.server), jobs, 0.1).upload
+    counts = next(uploads[entry] for entry in ("mu", "counts") if entry in uploads)
+    assert torch.equal(counts.sum(1), uploads["n"])
+    claimed = {**uploads, "n": uploads["n"].clone()}
+    for entry in ({"mu", "counts"} & uploads.keys()) | {"n"}:
+        claimed[entry] = uploads[entry].clone()
+        claimed[entry][5] *= 1e6
+    results = [
+        server_hooks.aggregate(method, sim.task, sim.server, each, Cohort(tuple(range(6)), 2, 0), sim.settings)
+        for each in (uploads, claimed)
+    ]
+    assert gap(*results) < 1e-9
 
 
 REFUSED = ("fednova", "flashback", "feddf", "fedvarp", "fedexp", "fedkeep", "fedgen", "fedfomo", "fedpac")
