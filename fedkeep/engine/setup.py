@@ -81,14 +81,18 @@ def make_task(
         n_clients,
         public,
         criterion,
-        optimizer=optim.make(settings.optimizer, settings.momentum, settings.weight_decay),
-        lr=settings.lr_in,
-        base_lr=settings.lr,
+        **client_training(settings),
         seed=settings.seed,
         device=place,
         dtype=DTYPES[settings.dtype],
         autocast=DTYPES[settings.autocast] if settings.autocast else None,
     )
+
+
+def client_training(settings: Settings) -> dict[str, Any]:
+    """Return what a task knows of the clients' training: their optimiser and learning rates."""
+    optimizer = optim.make(settings.optimizer, settings.momentum, settings.weight_decay)
+    return {"optimizer": optimizer, "lr": settings.lr_in, "base_lr": settings.lr}
 
 
 def require_fitting_texts(model: Any, x: Any) -> None:

@@ -91,6 +91,10 @@ class FederationServer:
             )
         self.settings = replace(self.settings, **settings)
         server_hooks.require_supported(self.method, self.settings, self.n_clients)
+        for name, value in setup.client_training(self.settings).items():
+            setattr(self.task, name, value)
+        if not self.state.history.records:
+            self.state.server = server_hooks.init_server(self.method, self.task, self.settings)
 
     def begin(self) -> None:
         """Record the untrained model, unless the run is resumed."""

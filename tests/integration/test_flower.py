@@ -240,8 +240,10 @@ def test_a_run_folder_of_an_older_version_is_resumed(three: Problem, tmp_path: P
         strategy_of(three, method, run_dir=tmp_path, augment=dataclasses.replace(augment, padding="reflect"))
 
 
-def test_settings_of_start_are_used_unless_a_run_folder_records_them(three: Problem, tmp_path: Path) -> None:
-    method = fk.methods.FedNTD()
+@pytest.mark.parametrize("name", ["fedntd", "fedkeep", "fedcm"])
+def test_settings_of_start_are_used_unless_a_run_folder_records_them(three: Problem, tmp_path: Path, name: str) -> None:
+    """FedKeep's server sends the learning rate, FedCM's divides by it."""
+    method = fk.methods.get(name)()
     strategy = strategy_of(three, method)
     strategy.start(grid_of(three, method), num_rounds=1, train_config=ConfigRecord({"lr": 0.5, "batch-size": 4}))
     alone = three.run(method, rounds=1, lr=0.5, batch_size=4)
