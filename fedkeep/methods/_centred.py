@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 
 def centred(g: Tensor) -> Tensor:
-    """Return g minus its mean over all axes but the first, the outputs; a vector as it is."""
-    return g - g.mean(tuple(range(1, g.ndim)), keepdim=True) if g.ndim > 1 else g
+    """Return g minus its mean over all axes but the first, the outputs; as it is if an output has only one weight."""
+    return g - g.mean(tuple(range(1, g.ndim)), keepdim=True) if math.prod(g.shape[1:]) > 1 else g

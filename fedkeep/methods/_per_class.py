@@ -27,7 +27,17 @@ def mean_by_counts(stacked: Tensor, counts: Tensor, otherwise: Tensor | None = N
     >>> mean_by_counts(rows, counts).tolist(), mean_by_counts(rows, counts, otherwise=torch.tensor([8.0, 9.0])).tolist()
     ([2.0, 0.0], [2.0, 9.0])
     """
-    weight = counts.reshape(*counts.shape, *[1] * (stacked.ndim - 2)).to(stacked.dtype)
-    total = weight.sum(0)
-    mean = (weight * stacked).sum(0) / total.clamp(min=1)
-    return mean if otherwise is None else torch.where(total > 0, mean, otherwise)
+    share = class_shares(counts).to(stacked.dtype).reshape(*counts.shape, *[1] * (stacked.ndim - 2))
+    mean = (share * stacked).sum(0)
+    return mean if otherwise is None else torch.where(share.sum(0) > 0, mean, otherwise)
+
+
+def class_shares(counts: Tensor) -> Tensor:
+    """Return each client's share of the cohort's examples of a class, [K, C]; 0 where nobody has any.
+
+    >>> class_shares(torch.tensor([[3, 0], [1, 0]])).tolist()
+    [[0.75, 0.0], [0.25, 0.0]]
+    """
+    precise = counts.to(torch.promote_types(counts.dtype, torch.float32))
+    total = precise.sum(0)
+    return precise / torch.where(total > 0, total, 1)

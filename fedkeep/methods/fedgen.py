@@ -34,7 +34,7 @@ from fedkeep.method import (
     hyper,
 )  # fmt: skip
 from fedkeep.methods._generator import generate, generate_in_training, new_generator
-from fedkeep.methods._per_class import LABEL_COUNTS
+from fedkeep.methods._per_class import LABEL_COUNTS, class_shares
 from fedkeep.optim import Adam
 from fedkeep.task import Task
 from fedkeep.tree import Tree
@@ -134,8 +134,7 @@ class FedGen(FedAvg):
         clients = len(uploads["n"])
         if self.weighting == "uniform":
             return torch.full((clients, task.n_classes), 1 / clients, dtype=task.dtype, device=task.device)
-        counts: Tensor = uploads["mu"].to(task.dtype)
-        return counts / counts.sum(0).clamp(min=1)
+        return class_shares(uploads["mu"]).to(task.dtype)
 
 
 def _alikeness(e: Tensor, features: Tensor) -> Tensor:
