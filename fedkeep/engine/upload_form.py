@@ -33,12 +33,6 @@ class _TaskWithoutModel(Task):
         """Return logits of 0 that depend on every weight."""
         return self.apply(params, features, train)
 
-    def classifier_inputs(
-        self, params: Tree, x: Any, train: bool = False, batch: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return (inputs of 0, logits of 0)."""
-        return self.outputs(params, x, train)
-
     def outputs(self, params: Tree, x: Any, train: bool = False, batch: int | None = None) -> tuple[Tensor, Tensor]:
         """Return (features of 0, as many as the classifier has columns, and logits of 0)."""
         logits = self.apply(params, x, train)

@@ -7,36 +7,51 @@ from fedkeep.task import Task
 
 
 def classifier(task: Task, method: str, field: str = "", otherwise: str = "") -> list[str]:
-    """Return the names of the classifier's weight matrix, one row per class, and of its bias if it has one.
+    """Return the names of the classifier's weights with one row per class: the matrix first, then its bias if any.
 
-    It is the linear layer that makes the logits or, where that is not known, the only matrix of this form. If there is
-    none, the error is about this field of the method, if given, and advises to set it `otherwise`.
+    It is the linear layer that makes the logits. A task that has not been examined (a server without test data) has to
+    have a single matrix of this form. If there is no classifier, the error is about this field of the method, if
+    given, and advises to set it `otherwise`.
     """
-    C, layer = task.n_classes, task.last_linear
-    names = list(task.init) if layer is None else task.weights_of(layer)
-    matrices = [name for name in names if task.init[name].ndim == 2 and len(task.init[name]) == C]
-    if not matrices or (layer is None and len(matrices) > 1):
+    names = _matrix_and_bias(task) if task.last_linear is None else task.weights_of(task.last_linear)
+    rows = [name for name in names if task.init[name].shape[:1] == (task.n_classes,)]
+    if not any(task.init[name].ndim == 2 for name in rows):
         advice = f", or set {field}={otherwise}" if field else ""
-        key = f"method.{field}" if field else "model"
-        raise MethodError(f"{method}: {_problem(matrices, layer, C)}{advice}", key=key)
-    weight = matrices[-1]
-    biases = [name for name in names if task.init[name].shape == (C,)]
-    if layer is None:
-        biases = [name for name in biases if name == weight.removesuffix("weight") + "bias"]
-    return [weight, *biases]
+        raise MethodError(f"{method}: {_problem(task)}{advice}", key=f"method.{field}" if field else "model")
+    return sorted(rows, key=lambda name: -task.init[name].numel())
 
 
-def _problem(matrices: list[str], layer: str | None, n_classes: int) -> str:
-    """Return what is wrong with a model without one classifier, and what to do."""
-    if matrices:
+def _matrix_and_bias(task: Task) -> list[str]:
+    """Return the names of the only matrix with one row per class and of its bias; none if that would be a guess."""
+    matrices = _matrices(task)
+    if task.examined or len(matrices) != 1 or matrices[0] not in task.init:
+        return []
+    bias = matrices[0].removesuffix("weight") + "bias"
+    return [matrices[0], *([bias] if bias in task.init else [])]
+
+
+def _matrices(task: Task) -> list[str]:
+    """Return the names of all matrices with one row per class, trained or not."""
+    weights = {**task.init, **task.frozen}
+    return [name for name, w in weights.items() if w.ndim == 2 and len(w) == task.n_classes]
+
+
+def _problem(task: Task) -> str:
+    """Return why the model has no classifier, and what to do."""
+    matrices = _matrices(task)
+    if task.last_linear is not None:
+        return f"the layer {task.last_linear!r}, which makes the logits, is frozen: train it"
+    if task.examined:
         return (
-            f"{len(matrices)} of the model's weights have {n_classes} rows ({', '.join(matrices[:3])}), and which of "
-            "them makes the logits is not known; end the model with a linear layer, whose output it returns unchanged "
-            "(in a federation, the server needs test data to find it)"
+            "no linear layer makes the logits: return the output of an nn.Linear itself, without .float(), a scale or "
+            "an activation"
         )
-    if layer is not None:
-        return f"the layer {layer!r}, which makes the logits, is not trained"
+    if len(matrices) > 1:
+        return (
+            f"{len(matrices)} of the model's weights have {task.n_classes} rows ({', '.join(matrices[:3])}), and which "
+            "of them makes the logits is not known: give the server test data, with which it finds out"
+        )
     return (
-        f"none of the model's weights is a matrix of {n_classes} rows, one for each class, so there is no classifier; "
-        "end the model with a trainable linear layer"
+        f"none of the model's trained weights is a matrix of {task.n_classes} rows, one for each class, so there is no "
+        "classifier: end the model with a trained linear layer"
     )

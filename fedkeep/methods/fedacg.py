@@ -34,7 +34,7 @@ class FedACG(FedAvg):
 
     def broadcast(self, server: ServerTree) -> Shared:
         """Send w + lam m alone."""
-        return {"params": tree.map(lambda w, m: w + self.lam * m, server["params"], server["m"])}
+        return {"params": tree.add(server["params"], tree.scale(server["m"], self.lam))}
 
     def loss(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return mean CE + beta/2 ||w_k - (w + lam m)||^2."""

@@ -105,7 +105,9 @@ class FedKeep(FedAvg):
     # Server
 
     def init_server(self, task: Task, params: Params) -> ServerTree:
-        """Start with the velocity v = 0, and the learning rate before any decay."""
+        """Start with the velocity v = 0, and the learning rate before any decay. Raise if the model does not fit."""
+        if task.examined and isinstance(task.optimizer, SGD):
+            task.require_last_linear()
         if self.rows:
             self._head(task)
         precise = torch.promote_types(task.dtype, torch.float32)
@@ -126,7 +128,7 @@ class FedKeep(FedAvg):
 
     def _ahead(self, server: ServerTree) -> Params:
         """Return w + m v."""
-        return tree.map(lambda w, v: w + self.server_momentum * v, server["params"], server["v"])
+        return tree.add(server["params"], tree.scale(server["v"], self.server_momentum))
 
     def _head(self, task: Task) -> list[str]:
         """Return the names of the classifier's weights."""

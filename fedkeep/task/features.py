@@ -21,20 +21,20 @@ def call_with_own_features(model: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def call_with_inputs(model: nn.Module, x: Any, layer: str) -> tuple[Tensor, Tensor]:
-    """Return (inputs of a linear layer, logits) in one pass."""
-    inputs: list[Tensor] = []
+    """Return (inputs of a linear layer, logits) in one pass; the inputs of the call that made the logits."""
+    calls: list[tuple[Tensor, Tensor]] = []
 
-    def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        inputs.append(args[0] if args else kwargs["input"])
+    def record(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
+        calls.append((args[0] if args else kwargs["input"], output))
 
-    hook = model.get_submodule(layer).register_forward_pre_hook(note, with_kwargs=True)
+    hook = model.get_submodule(layer).register_forward_hook(record, with_kwargs=True)
     try:
         logits = model(x)
     finally:
         hook.remove()
-    if not inputs:
+    if not calls:
         raise ModelError(f"{layer} made the logits at the start of the run, but is not called now", key=layer)
-    return inputs[-1], logits
+    return next((inputs for inputs, output in calls if output is logits), calls[-1][0]), logits
 
 
 def find_last_linear(model: nn.Module, x: Any) -> str | None:
@@ -46,13 +46,13 @@ def find_last_linear(model: nn.Module, x: Any) -> str | None:
     >>> find_last_linear(nn.Sequential(nn.Linear(3, 2), nn.ReLU(inplace=True)), torch.rand(4, 3)) is None
     True
     """
-    outputs: dict[str, tuple[Any, int]] = {}  # by layer: what it returned, and how often that had been changed in place
+    calls: list[tuple[str, Any, int]] = []  # a layer, what it returned, and how often that had been changed in place
 
-    def note(name: str, output: Any) -> None:
-        outputs[name] = output, _version(output)
+    def record(name: str, output: Any) -> None:
+        calls.append((name, output, _version(output)))
 
     hooks = [
-        layer.register_forward_hook(lambda module, args, output, name=name: note(name, output))
+        layer.register_forward_hook(lambda module, args, output, name=name: record(name, output))
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear)
     ]
@@ -61,10 +61,8 @@ def find_last_linear(model: nn.Module, x: Any) -> str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    for name, (output, version) in outputs.items():
-        if _is_same(output, logits) and version == _version(logits):
-            return name
-    return None
+    made_by = (name for name, output, version in calls if _is_same(output, logits) and version == _version(logits))
+    return next(made_by, None)
 
 
 def _is_same(output: Any, logits: Any) -> bool:

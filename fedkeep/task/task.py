@@ -75,7 +75,9 @@ class Task:
                 "the model has no parameter that requires a gradient, so there is nothing to train", key="model"
             )
         self.has_own_features = has_own_features(model)
-        self.last_linear: str | None = None  # the linear layer that makes the logits, once `find_features` has looked
+        self.examined = False  # whether `find_features` has called the model
+        self.last_linear: str | None = None  # the linear layer that makes the logits, if it has been found
+        self._ignores_features = False  # whether the model's own features are wrong, and nobody has been warned yet
         self.accelerator = Accelerator()  # a runtime on a GPU sets its own
         self.gradients = ExampleGradients()
 
@@ -115,17 +117,21 @@ class Task:
         self, params: Tree, x: Any, train: bool = False, batch: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return (inputs of the linear layer that makes the logits, logits) in one pass."""
-        layer = self.last_linear
-        if layer is None:
+        layer = self.require_last_linear()
+        h, logits = self._call(train, params, x, lambda module: call_with_inputs(module, x, layer), batch)
+        return h.to(self.dtype), logits.to(self.dtype)
+
+    def require_last_linear(self) -> str:
+        """Return the name of the linear layer that makes the logits; raise if none was found."""
+        if self.last_linear is None:
             name = type(self._eval).__name__
             raise ModelError(
-                f"{name} has no linear layer whose output it returns unchanged as its logits, which this method needs: "
-                "what follows that layer (a scale, an activation, .float()) must come before it",
+                f"{name} does not return the output of an nn.Linear as its logits, which this method needs: return it "
+                "itself, without .float(), a scale or an activation, or use another method",
                 key="model",
                 value=name,
             )
-        h, logits = self._call(train, params, x, lambda module: call_with_inputs(module, x, layer), batch)
-        return h.to(self.dtype), logits.to(self.dtype)
+        return self.last_linear
 
     def head(self, params: Tree, features: Tensor, train: bool = False) -> Tensor:
         """Return the logits of features [B, n_features]: the classifier alone."""
@@ -156,6 +162,13 @@ class Task:
                 "head(h), with forward(x) = head(features(x)), for a method that reads features",
                 key="model.features",
             )
+        if self._ignores_features:
+            self._ignores_features = False
+            log.warning(
+                "%s has features and head, but head(features(x)) is not its output, so the inputs of its last linear "
+                "layer are used",
+                type(self._eval).__name__,
+            )
 
     def _head_of(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         return cast(Any, module).head if self.has_own_features else module.get_submodule(self.last_linear or "")
@@ -169,12 +182,9 @@ class Task:
         """Find out, with examples, whether a linear layer makes the logits, and whether the model's own head does."""
         with torch.no_grad():
             self.last_linear = self._call(False, self.init, x, lambda module: find_last_linear(module, x))
+            self.examined = True
             if self.has_own_features and not self._own_features_fit(x):
-                self.has_own_features = False
-                log.warning(
-                    "%s has features and head, but head(features(x)) is not its output, so they are not used",
-                    type(self._eval).__name__,
-                )
+                self.has_own_features, self._ignores_features = False, True
 
     def _own_features_fit(self, x: Any) -> bool:
         """Return whether head(features(x)) is what the model returns."""

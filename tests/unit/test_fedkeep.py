@@ -1,8 +1,9 @@
-"""FedKeep's floor: by hand, at its ends, with Adam, and for models without a last linear layer."""
+"""FedKeep's floor: by hand, at its ends, with Adam; its rows and gradients; models that it does not fit."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,8 @@ from torch import nn
 import fedkeep as fk
 from fedkeep.errors import ModelError
 from fedkeep.methods import FedAvg, FedKeep
+from fedkeep.methods._centred import centred
+from fedkeep.methods._per_class import mean_by_counts
 
 PLAIN = {"server_momentum": 0.0, "rows": False, "centre": False}  # without its other parts
 
@@ -50,11 +53,26 @@ def test_with_adam_push_has_no_effect_and_the_engines_agree(problem: Problem, en
     assert gap(one.params, other.params) < 1e-10
 
 
-def test_without_a_last_linear_layer_it_needs_adam(problem: Problem) -> None:
+def test_rows_of_many_examples_in_half_precision_are_finite() -> None:
+    """10 clients of 5,000 examples and weights of 2: their sum is 100,000, more than float16 can hold."""
+    rows, counts = torch.full((10, 3, 2), 2.0, dtype=torch.float16), torch.full((10, 3), 5000.0)
+    assert mean_by_counts(rows, counts).sub(2).abs().max() < 0.01
+
+
+def test_a_weight_that_is_alone_in_its_row_keeps_its_gradient() -> None:
+    for shape in ((4, 1), (4, 1, 1), (4,)):
+        assert torch.equal(centred(torch.ones(shape)), torch.ones(shape))
+    assert torch.equal(centred(torch.ones(4, 2)), torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_without_a_last_linear_layer_it_needs_adam(problem: Problem, engine: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Tanh())
     odd = dataclasses.replace(problem, model=model.double())
-    with raises(ModelError, key="model", mentions=["Sequential", "linear layer", "unchanged"]):
-        odd.run(FedKeep(rows=False))
+    parts = odd.model, odd.data, odd.clients
+    with raises(ModelError, key="model", mentions=["Sequential", "nn.Linear", "another method"]):
+        fk.simulate(FedKeep(rows=False), *parts, **{**odd.settings, "engine": engine}, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     settings = {**problem.settings, "optimizer": "adam", "momentum": 0.0}
     history = dataclasses.replace(odd, settings=settings).run(fk.methods.FedKeep(rows=False)).history
     assert history.records[-1]["round"] == problem.settings["rounds"]

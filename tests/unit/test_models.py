@@ -16,6 +16,7 @@ import torch
 from support.errors import raises
 from support.problems import Problem, gap
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import fedkeep as fk
 from fedkeep import models, tree
@@ -544,9 +545,23 @@ def test_the_classifier_is_the_layer_that_makes_the_logits_and_never_a_guess() -
     frozen = Unusual()
     frozen.out.requires_grad_(False)
     task = Task(frozen, 3, 2)
-    check_forward(task, torch.rand(2, 4))
-    with raises(MethodError, "method.rows", mentions=["'out'", "not trained", "rows=False"]):
+    with raises(MethodError, "method.rows", mentions=["side.weight, out.weight", "test data"]):
         classifier(task, "fedkeep", "rows", "False")
+    check_forward(task, torch.rand(2, 4))
+    with raises(MethodError, "method.rows", mentions=["'out'", "frozen: train it, or set rows=False"]):
+        classifier(task, "fedkeep", "rows", "False")
+    scaled = Task(fk.models.two_logits(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))), 2, 2)
+    check_forward(scaled, torch.rand(2, 4))
+    with raises(MethodError, "method.rows", mentions=["no linear layer makes the logits", "rows=False"]):
+        classifier(scaled, "fedkeep", "rows", "False")
+
+
+def test_both_parts_of_a_normalised_classifier_are_rows() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), weight_norm(nn.Linear(3, 3)))
+    task = Task(model, 3, 2)
+    check_forward(task, torch.rand(2, 4))
+    weight = "2.parametrizations.weight"
+    assert classifier(task, "fedkeep") == [f"{weight}.original1", "2.bias", f"{weight}.original0"]
 
 
 def test_a_tied_classifier_has_the_name_of_its_first_place() -> None:
@@ -571,10 +586,28 @@ class Pooled(nn.Sequential):
 def test_features_that_do_not_fit_the_head_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     task, x = Task(Pooled(), 3, 2), torch.rand(5, 1, 4, 4)
     check_forward(task, x[:2])
-    assert "head(features(x)) is not its output" in caplog.text
+    assert not caplog.text  # most methods read no features
     features, z = task.outputs(task.init, x)
+    assert "head(features(x)) is not its output" in caplog.text
     assert features.shape == (5, 6)
     assert torch.equal(z, task.apply(task.init, x))
+
+
+class CalledAgain(nn.Sequential):
+    """Its last layer is called again in training, after it has made the logits."""
+
+    def forward(self, x):
+        z = self[1](self[0](x))
+        if self.training:
+            self[1](torch.zeros_like(x))
+        return z
+
+
+def test_features_are_the_inputs_of_the_call_that_makes_the_logits() -> None:
+    model, x = CalledAgain(nn.Linear(4, 4), nn.Linear(4, 3)), torch.rand(5, 4)
+    task = Task(model, 3, 2)
+    check_forward(task, x)
+    assert torch.equal(task.classifier_inputs(task.init, x, train=True)[0], model[0](x))
 
 
 class Auxiliary(nn.Sequential):
