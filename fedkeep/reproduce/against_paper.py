@@ -78,13 +78,20 @@ class ColumnComparison:
         return Order(len(both), len(decided), sum(decided), here, there)
 
 
+def _label(job: Job, column: str) -> str:
+    """Return what is printed above a column: its label, and the data that a quick run has instead."""
+    label, data = job.table.columns[column].label, job.table.quick.data
+    source = data.get("source") if isinstance(data, dict) else data
+    return f"{source} instead of {label}" if job.quick and source else label
+
+
 def compare_columns(job: Job, results: Results) -> list[ColumnComparison]:
     """Compare the results of every selected column with the paper's."""
     table = job.table
     return [
         ColumnComparison(
             column,
-            ("digits instead of " if job.quick and table.quick.data else "") + table.columns[column].label,
+            _label(job, column),
             _compare_row(job, results, column, table.baseline),
             [_compare_row(job, results, column, row) for row in job.rows],
             table.measures,

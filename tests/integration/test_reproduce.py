@@ -37,7 +37,7 @@ from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
 
 MAIN_TABLES = ["fedgkd/table-3", "fedka/table-1", "fedntd/table-1", "fedssd/table-1", "flashback/table-1"]
-OWN_TABLES = [f"fedkeep/table-{number}" for number in range(1, 5)]
+OWN_TABLES = [f"fedkeep/table-{number}" for number in range(1, 6)]
 TABLES = [
     *(f"fedgkd/table-{n}" for n in (3, 4, 5, 6, 7, 8, 9, "9-sst5")),
     *(f"fedka/table-{n}" for n in range(1, 10)),
@@ -851,6 +851,12 @@ def test_quick_runs_two_rounds_of_every_other_table(name: str, tmp_path: Path) -
             is_later = measure.startswith("at_") and measure != "at_10"
             no_share = measure == "recoverable.share" and list(row["measures"]["forgetting"]["values"].values()) <= [0]
             assert bool(found["values"]) != (is_later or no_share), (row["row"], measure)
+
+
+@pytest.mark.parametrize(("name", "data"), [("fedkeep/table-5", "wards"), ("fedntd/table-1", "digits")])
+def test_a_quick_column_names_the_data_that_it_has(name: str, data: str, tmp_path: Path) -> None:
+    [column] = json.loads(run(name, "--quick", "--show", "--runs", str(tmp_path), "--json")[1])["columns"]
+    assert column["label"].startswith(f"{data} instead of ")
 
 
 def test_columns_without_data_show_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
