@@ -6,14 +6,17 @@ from fedkeep.errors import MethodError
 from fedkeep.task import Task
 
 
-def classifier(task: Task, method: str, field: str = "", otherwise: str = "") -> list[str]:
+def classifier(task: Task, method: str, field: str = "", otherwise: str = "", checks: bool = False) -> list[str]:
     """Return the names of the classifier's weights with one row per class: the matrix first, then its bias if any.
 
-    It is the linear layer that makes the logits. A task that has not been examined (a server without test data) has to
-    have a single matrix of this form. If there is no classifier, the error is about this field of the method, if
-    given, and advises to set it `otherwise`.
+    It is the linear layer that makes the logits. Without one, a single matrix of this form will do if the task has not
+    been examined (a server without test data) or the method checks by its outputs that it is the classifier. If there
+    is none, the error is about this field of the method, if given, and advises to set it `otherwise`.
     """
-    names = _matrix_and_bias(task) if task.last_linear is None else task.weights_of(task.last_linear)
+    if task.last_linear is not None:
+        names = task.weights_of(task.last_linear)
+    else:
+        names = _matrix_and_bias(task) if checks or not task.examined else []
     rows = [name for name in names if task.init[name].shape[:1] == (task.n_classes,)]
     if not any(task.init[name].ndim == 2 for name in rows):
         advice = f", or set {field}={otherwise}" if field else ""
@@ -24,7 +27,7 @@ def classifier(task: Task, method: str, field: str = "", otherwise: str = "") ->
 def _matrix_and_bias(task: Task) -> list[str]:
     """Return the names of the only matrix with one row per class and of its bias; none if that would be a guess."""
     matrices = _matrices(task)
-    if task.examined or len(matrices) != 1 or matrices[0] not in task.init:
+    if len(matrices) != 1 or matrices[0] not in task.init:
         return []
     bias = matrices[0].removesuffix("weight") + "bias"
     return [matrices[0], *([bias] if bias in task.init else [])]

@@ -30,4 +30,4 @@ def require_recentrable(task: Task, method: str, params: Tree, public: Public) -
 
 
 def _classifier(task: Task, method: str) -> list[str]:
-    return classifier(task, method, "recentre", "False")
+    return classifier(task, method, "recentre", "False", checks=True)

@@ -110,7 +110,8 @@ class FedRoD(FedAvg):
 
     def names(self, task: Task) -> dict[str, str]:
         """Return the names of the classifier's weight and bias."""
-        return dict(zip(("weight", "bias"), classifier(task, self.name, "personal_head", "False"), strict=False))
+        names = classifier(task, self.name, "personal_head", "False", checks=True)
+        return dict(zip(("weight", "bias"), names, strict=False))
 
     def personal_params(self, visit: Visit) -> Params:
         """Return the global model with the client's head added to its own: the sum of both heads' logits."""
