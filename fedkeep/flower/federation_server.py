@@ -91,6 +91,8 @@ class FederationServer:
             )
         self.settings = replace(self.settings, **settings)
         server_hooks.require_supported(self.method, self.settings, self.n_clients)
+        if not changed:
+            return
         for name, value in setup.client_training(self.settings).items():
             setattr(self.task, name, value)
         if not self.state.history.records:

@@ -67,8 +67,10 @@ def find_last_linear(model: nn.Module, x: Any) -> str | None:
 
 def _is_same(output: Any, logits: Any) -> bool:
     """Return whether these are one tensor, or two views of the same numbers."""
-    if output is logits or not (isinstance(output, Tensor) and isinstance(logits, Tensor)):
-        return output is logits
+    if output is logits:
+        return True
+    if not (isinstance(output, Tensor) and isinstance(logits, Tensor)):
+        return False
     same_numbers = output.data_ptr() == logits.data_ptr() and output.stride() == logits.stride()
     return same_numbers and output.shape == logits.shape
 

@@ -234,13 +234,15 @@ def test_a_federation_on_flower_equals_the_loop(problem_name: str, request: pyte
     assert strategy.federation.state.history.records[1]["bytes_up"] == alone.history.records[1]["bytes_up"]
 
 
-def test_a_node_with_another_tokenizer_is_told_so(texts: Problem) -> None:
+@pytest.mark.parametrize("words", [61, 600])
+def test_a_node_with_another_tokenizer_is_told_so(texts: Problem, words: int) -> None:
+    """With 600 words its texts have ids that the server's model does not have."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
     from support.flower_grid import grid_of, strategy_of
 
     method = fk.methods.FedAvg()
     grid = grid_of(texts, method)
-    other = make_text_problem(data=make_text_data("words:600"))  # with ids that the server's model does not have
+    other = make_text_problem(data=make_text_data(f"words:{words}"))
     odd, unlike = grid.node_of(1), grid.node_of(2)
     odd.app = grid_of(other, method).node_of(1).app  # model and texts of another tokenizer
     part = dataclasses.replace(texts, data=other.data)  # texts of another tokenizer than its model's
