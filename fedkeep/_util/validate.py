@@ -104,7 +104,7 @@ def require_choice(
     Traceback (most recent call last):
     fedkeep.errors.FedkeepError: unknown engine 'lop': did you mean loop? (valid: auto, loop, stacked)
     """
-    if value not in valid:
+    if value not in list(valid):  # a list: the value may be of a type that has no hash
         suggestion = did_you_mean(str(value), [str(v) for v in valid])
         raise error(f"unknown {what or key} {format_value(value)}: {suggestion}", key=key, value=value, valid=valid)
     return value

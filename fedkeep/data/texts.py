@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedkeep._util.text_form import TextForm
 from fedkeep.tree import Tree
 
-_TOKENS_ON_CPU, _TOKENS_ON_GPU = 2**15, 2**18  # in one pass without gradients, padding included
+_TOKENS_ON_CPU, _TOKENS_ON_GPU = 2**12, 2**18  # in one pass without gradients, padding included: what a cache holds
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,6 +86,22 @@ class Texts:
         """How many texts may pass through a model at a time, so that memory suffices for long ones too."""
         most = _TOKENS_ON_CPU if self.device.type == "cpu" else _TOKENS_ON_GPU
         return max(1, most // self.form.max_length)
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield the positions of all texts, those of similar length together: little of a batch is padding then.
+
+        A batch has at most as many tokens, padding included, as `size` texts of the maximum length.
+
+        >>> texts = Texts.of([[1], [2] * 64, [3], [4] * 30], TextForm(64, 10, 0, "words:10"))
+        >>> [at.tolist() for at in texts.batches(1)]
+        [[1], [3, 0], [2]]
+        """
+        order = torch.argsort(self.length, descending=True, stable=True)
+        lengths, start = self.length[order].tolist(), 0
+        while start < len(lengths):
+            many = max(1, size * self.form.max_length // self.form.width(lengths[start]))
+            yield order[start : start + many]
+            start += many
 
     def numel(self) -> int:
         """Return the number of tokens."""

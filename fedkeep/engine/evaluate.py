@@ -36,7 +36,8 @@ def evaluate(
     classes = task.n_classes
     confusion = torch.zeros((classes, classes), dtype=torch.long, device=y.device)
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
-    for inputs_part, truth in _in_chunks(x, y, inputs, chunk):
+    for at, inputs_part in _in_chunks(task, x, len(y), inputs, chunk):
+        truth = y[at]
 
         def one(w: Tree, batch: Any = inputs_part, truth: Tensor = truth) -> tuple[Tensor, Tensor]:
             z = task.apply(w, batch)
@@ -54,20 +55,23 @@ def logits_and_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return (logits [N, C], summed loss) of one model on these examples."""
     logits = torch.empty((len(y), task.n_classes), dtype=task.dtype, device=y.device)
-    loss, at = torch.zeros((), dtype=torch.float64, device=y.device), 0
-    for inputs_part, truth in _in_chunks(x, y, inputs, chunk):
+    loss = torch.zeros((), dtype=torch.float64, device=y.device)
+    for at, inputs_part in _in_chunks(task, x, len(y), inputs, chunk):
+        truth = y[at]
         z = task.apply(params, inputs_part)
-        logits[at : at + len(truth)] = z
-        loss, at = loss + task.criterion(z, truth).sum(), at + len(truth)
+        logits[at] = z
+        loss = loss + task.criterion(z, truth).sum()
     return logits, loss
 
 
-def _in_chunks(x: Any, y: Tensor, inputs: InputPipeline, chunk: int) -> Iterator[tuple[Any, Tensor]]:
-    """Yield the examples, as the model gets them, and their labels, `chunk` at a time; fewer where texts are long."""
-    chunk = min(chunk, x.at_a_time) if isinstance(x, Texts) else chunk
-    for start in range(0, len(y), chunk):
-        part = slice(start, start + chunk)
-        yield gather(x, part, inputs), y[part]
+def _in_chunks(task: Task, x: Any, n: int, inputs: InputPipeline, chunk: int) -> Iterator[tuple[Tensor | slice, Any]]:
+    """Yield positions and model inputs of all n examples, `chunk` at a time; texts by length, and fewer long ones."""
+    if isinstance(x, Texts) and not task.mixes_examples:
+        parts: Iterator[Tensor | slice] = x.batches(min(chunk, x.at_a_time))
+    else:
+        parts = (slice(start, start + chunk) for start in range(0, n, chunk))
+    for at in parts:
+        yield at, gather(x, at, inputs)
 
 
 @torch.no_grad()
@@ -76,7 +80,8 @@ def class_hits(
 ) -> Tensor:
     """Return how many examples of each class one model, or each of a stack, classifies right: [..., C]."""
     hits = torch.zeros((), dtype=torch.long, device=y.device)
-    for inputs_part, truth in _in_chunks(x, y, inputs, chunk):
+    for at, inputs_part in _in_chunks(task, x, len(y), inputs, chunk):
+        truth = y[at]
 
         def one(w: Tree, batch: Any = inputs_part) -> Tensor:
             return task.apply(w, batch).argmax(-1)

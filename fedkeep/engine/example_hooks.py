@@ -68,8 +68,12 @@ class ExampleHooks:
         return self._for_all(lambda x, y: self.method.rehearse(visit, x, y), x, y, own, REHEARSED_AT_ONCE)
 
     def _for_all(self, hook: Callable[[Any, Tensor], Tree], x: Any, y: Tensor, own: Tensor, size: int) -> Tree:
-        """Call a hook with all of a client's own examples, `size` at a time."""
-        return tree.cat([hook(gather(x, at, self.inputs), y[at]) for at in torch.split(own, size)])
+        """Call a hook with all of a client's own examples, `size` at a time; texts by length."""
+        if not isinstance(x, Texts):
+            return tree.cat([hook(gather(x, at, self.inputs), y[at]) for at in torch.split(own, size)])
+        batches = list(tree.take(x, own).batches(size))
+        results = tree.cat([hook(gather(x, own[at], self.inputs), y[own[at]]) for at in batches])
+        return tree.take(results, torch.argsort(torch.cat(batches)))
 
     def annotation_batch_size(self, x: Any, place: torch.device) -> int:
         """Return how many examples are annotated at a time; on a CPU the same in every runtime."""

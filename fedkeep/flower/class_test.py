@@ -56,12 +56,14 @@ class ModelTest:
     def run(self, weights: Weights, arrays: Any = None) -> Record:
         """Return the scores of the model with these weights; `test_loss` is the mean cross-entropy."""
         self._load(weights)
-        parts, loss = [], torch.zeros((), dtype=torch.float64, device=self.device)
-        for logits, truth in self._batches():
-            parts.append(logits)
-            loss += losses.cross_entropy(logits, truth).sum()
+        logits = torch.empty((len(self.y), self.n_classes), device=self.device)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for at in self._batches():
+                logits[at] = z = self._logits(at)
+                loss += losses.cross_entropy(z, self.y[at]).sum()
         scorer = Scorer(self.y, self.n_classes)
-        record = scorer.read(scorer.start(torch.cat(parts), loss), round=0)
+        record = scorer.read(scorer.start(logits, loss), round=0)
         mean_loss = record.pop("test_loss")
         return {**record, **_finite(mean_loss)}
 
@@ -75,16 +77,17 @@ class ModelTest:
         }
         return {"model": {"class": type(self.model).__name__}, "data": {"source": self.data.name}, "made_by": made_by}
 
-    @torch.no_grad()
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield logits and labels, some examples at a time."""
-        size = min(self.data.batch, self.x.at_a_time) if isinstance(self.x, Texts) else self.data.batch
+    def _batches(self) -> Iterator[Tensor | slice]:
+        """Yield the positions of the examples, some at a time."""
+        size = self.data.batch
+        if isinstance(self.x, Texts):
+            yield from self.x.batches(min(size, self.x.at_a_time))
+            return
         for start in range(0, len(self.y), size):
-            part = slice(start, start + size)
-            yield self._logits(part), self.y[part]
+            yield slice(start, start + size)
 
-    def _logits(self, part: slice) -> Tensor:
-        x = tree.take(self.x, part)
+    def _logits(self, at: Tensor | slice) -> Tensor:
+        x = tree.take(self.x, at)
         logits = self.model(self.data.inputs(x) if self.data.inputs else tree.map(self._as_input, x))
         found: Tensor = getattr(logits, "logits", logits)  # of a model of Hugging Face
         return found

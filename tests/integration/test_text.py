@@ -15,6 +15,7 @@ from support.texts import make_sentences, make_text_data, make_text_problem, wri
 
 import fedkeep as fk
 from fedkeep import models
+from fedkeep.data.texts import Texts
 from fedkeep.engine.batch_parts import weighted_parts
 from fedkeep.engine.stacked import Stacked
 from fedkeep.errors import MethodError, ModelError, RunError
@@ -50,6 +51,25 @@ def test_both_engines_agree_on_texts(texts: Problem, name: str) -> None:
     wire = texts.simulation(method, wire=True)
     wire.run()
     assert same(loop.server, wire.server)
+
+
+@pytest.mark.parametrize("name", ["fedntd", "flashback"])
+def test_few_texts_at_a_time_in_the_order_of_length_change_nothing(
+    texts: Problem, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notes of a client's texts and logits of the test set return to the order of the data."""
+    method = fk.methods.get(name)()
+    with monkeypatch.context() as patch:
+        patch.setattr(Texts, "batches", lambda self, size: iter([torch.arange(len(self))]))
+        at_once = texts.run(method)
+    monkeypatch.setattr("fedkeep.data.texts._TOKENS_ON_CPU", 40)
+    few = texts.run(method)
+    assert few.x_test.at_a_time < 8
+    assert gap(at_once.server, few.server) < 1e-11
+    assert (at_once.history.confusion == few.history.confusion).all()
+    assert [row["test_loss"] for row in at_once.history.records] == pytest.approx(
+        [row["test_loss"] for row in few.history.records], rel=1e-12
+    )
 
 
 def test_measurements_of_texts_agree(texts: Problem) -> None:

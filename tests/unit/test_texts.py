@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.errors import raises
 
 import fedkeep as fk
@@ -69,6 +71,17 @@ def test_a_batch_is_padded_to_the_longest_of_its_texts(texts: Texts) -> None:
     assert texts.pad(width=2)["input_ids"].tolist() == [[1, 2], [4, 9], [10, 11], [5, 6]]
     assert texts[:0].pad()["input_ids"].shape == (0, 8)
     assert InputPipeline()(texts[[1]], None, 2)["input_ids"].tolist() == [[4, 9]]
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 10))
+def test_batches_of_similar_length_hold_every_text_once_and_little_padding(lengths: list[int], size: int) -> None:
+    texts = Texts.of([[1] * n for n in lengths], FORM)
+    batches = [at.tolist() for at in texts.batches(size)]
+    assert sorted(at for batch in batches for at in batch) == list(range(len(lengths)))
+    ordered = [lengths[at] for batch in batches for at in batch]
+    assert ordered == sorted(lengths, reverse=True)
+    for at in batches:
+        assert len(at) == 1 or len(at) * texts[at].pad()["input_ids"].shape[1] <= size * FORM.max_length
 
 
 @pytest.mark.parametrize("most", [1, 7, 8, 64, 100, 512, 4096])
