@@ -55,6 +55,7 @@ NEEDS: dict[str, str] = {
     "whole_batches": "batches that are not divided (`accumulate`), because its loss tracks sums",
     "real_inputs": "examples that are one tensor of real numbers, not tokens",
     "classifier": "a last layer that is linear and trained",
+    "every_upload": "every client's upload, not only their mean (robust means, differential privacy)",
 }
 
 # The arguments of each hook after `self`.
@@ -288,6 +289,12 @@ class FedAvg:
         """Return the values, by name, that hyperparameters had in runs that were made before they existed."""
         before = {name: declared.before for name, declared in cls.hyperparameters().items()}
         return {**cls.defaults(), **{name: value for name, value in before.items() if value is not None}}
+
+    def without_effect(self, optimizer: str) -> tuple[str, ...]:
+        """Return the hyperparameters that change nothing as the others are, with this optimiser of the clients."""
+        others = {**self.to_dict(), "optimizer": optimizer}
+        declared = self.hyperparameters().items()
+        return tuple(name for name, h in declared if any(others[key] != value for key, value in h.only_with.items()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the method's name and the values of its hyperparameters."""

@@ -13,8 +13,8 @@ from fedkeep.errors import MethodError
 class Hyper:
     """Everything declared about a hyperparameter, next to its default.
 
-    The last three are for the contract checks. At `fedavg_at` the method equals FedAvg. At `test_value`, with the other
-    fields as in `test_with`, the trained weights must differ from those at the default.
+    `fedavg_at`, `test_value` and `test_with` are for the contract checks. At `fedavg_at` the method equals FedAvg. At
+    `test_value`, with the other fields as in `test_with`, the trained weights must differ from those at the default.
     """
 
     help: str
@@ -29,10 +29,11 @@ class Hyper:
     fedavg_at: Any = None
     test_value: Any = None
     test_with: dict[str, Any] = field(default_factory=dict)
+    only_with: dict[str, Any] = field(default_factory=dict)  # other fields, or "optimizer": no effect without
 
     def check(self, method: str, name: str, value: Any) -> None:
         """Raise unless the value is one of the choices, or a number within the bounds."""
-        key, label = f"method.{name}", f"{method}: {name}"
+        key, label = f"method.{name}", f"{name} of {method}"
         if self.choices is not None:
             if not any(value is c or (type(value) is type(c) and value == c) for c in self.choices):
                 listing = ", ".join(repr(c) for c in self.choices)

@@ -66,6 +66,14 @@ def bytes_sentence(groups: Sequence[Group], target: float) -> str:
     return f"MB sent until {target:.1%} accuracy is first reached, median over runs: {', '.join(parts)}."
 
 
+def held_out(groups: Sequence[Group]) -> list[str]:
+    """Return the note that the groups of a problem were tested on held-out training examples, if they were."""
+    share = groups[0].setting.get("data", {}).get("held_out") if groups else None
+    if share is None:
+        return []
+    return [f"Tested on held-out training examples (data.held_out = {share}), not on the test set."]
+
+
 def nothing_learned(groups: Sequence[Group]) -> str:
     """Return the verdict on groups whose models never were better than a constant prediction."""
     predicted = {run.only_prediction for g in groups for run in g.runs}
@@ -90,12 +98,12 @@ def excluded(groups: Sequence[Group], name: Callable[[Group], str] = attrgetter(
 
 
 def remarks(groups: Sequence[Group], name: Callable[[Group], str] = attrgetter("label")) -> list[str]:
-    """Return what a reader should know about the runs: what is not recorded, stopped early, unverified or unlearned."""
+    """Return what a reader should know about the runs: tested on what, stopped early, unverified, unlearned, ..."""
     by_note: dict[str, list[str]] = {}
     for g in groups:
         for note in g.notes:
             by_note.setdefault(note, []).append(name(g))
-    lines = [f"{list_names(names)}: {note}." for note, names in by_note.items()]
+    lines = [*held_out(groups), *(f"{list_names(names)}: {note}." for note, names in by_note.items())]
     if early := [f"{name(g)} ({_rounds_reached(g)})" for g in groups if g.stopped_early]:
         lines.append(f"Stopped early by a callback: {list_names(early)}.")
     finished = [g for g in groups if g.finished]

@@ -132,7 +132,8 @@ def _one_method(console: Console, cls: type[FedAvg], size: Footprint) -> None:
         h = cls.hyperparameters()[field]
         neutral = "" if h.fedavg_at is None else f" (at {h.fedavg_at} it is FedAvg)"
         choices = "" if h.choices is None else f" (valid: {', '.join(map(str, h.choices))})"
-        line(f"  {field} = {value}: {h.help}{choices}{neutral}")
+        only = "".join(f" (only with {key} = {needed})" for key, needed in h.only_with.items())
+        line(f"  {field} = {value}: {h.help}{choices}{neutral}{only}")
         if field in warnings:
             line(f"    warning: {warnings[field]}")
     line(f"  download, per client and round: {', '.join(size.sends)} ({size.down:.2f} models)")

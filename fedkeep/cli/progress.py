@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -76,10 +77,11 @@ class ProgressBar:
         self._count(rounds)
         s = history.summary()
         if self.live is None:
+            number = len(history.records) - 1
+            forgetting = "" if math.isnan(s["forgetting"]) else f", forgetting {s['forgetting']:.3f}"
             self._print(
-                f"{printable(name)}: accuracy {s['final']:.3f}, forgetting {s['forgetting']:.3f}"
-                f"{format_epsilon(history.epsilon)} "
-                f"({len(history.records) - 1} rounds, {s['seconds']:.1f} s, {history.settings['engine']})"
+                f"{printable(name)}: accuracy {s['final']:.3f}{forgetting}{format_epsilon(history.epsilon)} "
+                f"({number} round{'s' * (number != 1)}, {s['seconds']:.1f} s, {history.settings['engine']})"
             )
 
     def fail_run(self, name: str, error: FedkeepError, rounds: int) -> None:

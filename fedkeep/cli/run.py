@@ -294,7 +294,7 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
     from fedkeep.analysis.groups import Group
     from fedkeep.analysis.metric_columns import own_columns
     from fedkeep.analysis.run_set import read_runs
-    from fedkeep.analysis.sentences import nothing_learned
+    from fedkeep.analysis.sentences import held_out, nothing_learned
     from fedkeep.cli import heatmap, tables
     from fedkeep.runs.reading import read_instruments
 
@@ -312,6 +312,8 @@ def _show_runs(histories: Mapping[str, History], as_json: bool, runs: Path) -> N
         if columns := own_columns([history]):
             console.print(tables.chosen_metrics("", {group.label: group}, columns))
         tables.print_personal(console, [group])
+        for line in held_out(read_runs([runs / label]).groups):
+            console.print(line, highlight=False, markup=False)
         if history.finished and not group.learned:
             console.print(nothing_learned([group]), highlight=False, markup=False)
     else:

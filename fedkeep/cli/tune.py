@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +19,13 @@ from fedkeep._util.text import format_mean
 from fedkeep.cli.completion import complete_change, complete_method
 from fedkeep.cli.options import AsJson, ExperimentArgs, JobsOption, Trust, file_and_overrides, naming
 from fedkeep.cli.signals import hint
-from fedkeep.errors import FedkeepError
+from fedkeep.errors import FedkeepError, UnsupportedMethod
 
 if TYPE_CHECKING:
     from fedkeep.experiments.tune import Tried
+
+
+ALL = "all"
 
 
 def tune(
@@ -30,7 +34,7 @@ def tune(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Methods, comma-separated; by default the experiment's.",
+            help="Methods, comma-separated, or all; by default the experiment's.",
             autocompletion=complete_method,
         ),
     ] = None,
@@ -63,7 +67,7 @@ def tune(
     from fedkeep.experiments.build import build
     from fedkeep.experiments.experiment import read
     from fedkeep.experiments.overrides import override
-    from fedkeep.experiments.tune import draw_tries, most_rounds, parse_space
+    from fedkeep.experiments.tune import draw_tries, most_rounds, parse_space, require_hyperparameters
     from fedkeep.experiments.tune import tune as run_tries
 
     own_parts.trust(trust or [])
@@ -73,8 +77,17 @@ def tune(
     tables = read(file) if file else {}
     names = _method_names(methods, override(tables, overrides).get("method"))
     space = parse_space(search or [])
+    require_hyperparameters(space, names)
     with naming(file, [*overrides, *(search or []), *(["method="] if methods else [])]):
-        drawn = {name: draw_tries(tables, overrides, name, tries, seeds, space) for name in names}
+        drawn = {}
+        for name in names:
+            try:
+                drawn[name] = draw_tries(tables, overrides, name, tries, seeds, space)
+            except UnsupportedMethod as error:
+                if methods != ALL or (name == names[-1] and not drawn):
+                    raise
+                print(f"fedkeep: {name} is left out: {error}", file=sys.stderr)
+        names = list(drawn)
         federation = build(drawn[names[0]][0].experiments[0])  # what cannot work is refused once, not in every try
         federation.settings.cohort_size(len(federation.clients))
     rounds = drawn[names[0]][0].experiments[0].train.rounds
@@ -91,8 +104,11 @@ def tune(
 
 def _method_names(given: str | None, of_experiment: Any) -> list[str]:
     from fedkeep.experiments.overrides import as_table
+    from fedkeep.methods import discover
 
     if given is not None:
+        if given.strip() == ALL:
+            return list(discover())
         names = list(dict.fromkeys(name.strip() for name in given.split(",")))
         if not all(names):
             raise FedkeepError(f"--methods {given!r} has an empty name", key="--methods", value=given)

@@ -52,7 +52,7 @@ def require_averaged(method: FedAvg) -> None:
     if "params" not in method.averaged:
         raise MethodError(
             f"{method.name} uses more than the mean of the clients' weights, so noise on the mean does not make it "
-            "differentially private",
+            f"differentially private{robust.advice(method)}",
             key="dp_noise",
             value=method.name,
         )

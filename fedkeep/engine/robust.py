@@ -30,11 +30,17 @@ def require_averaged(method: FedAvg, settings: Settings) -> None:
     if settings.aggregation in NEEDS_MEAN and not method.averaged:
         raise MethodError(
             f'{method.name} uses more than the mean of the uploads, so aggregation = "{settings.aggregation}" cannot '
-            "replace it; clip, krum and multi_krum work for every method",
+            f"replace it{advice(method)}; clip, krum and multi_krum work for every method",
             key="aggregation",
             value=settings.aggregation,
             valid=["mean", "clip", "krum", "multi_krum"],
         )
+
+
+def advice(method: FedAvg) -> str:
+    """Return how a method can do with the mean of the uploads, as the end of a clause; "" if it cannot."""
+    option = method.needs.get("every_upload")
+    return f" ({option})" if option else ""
 
 
 def require_enough(settings: Settings, uploads: int) -> None:

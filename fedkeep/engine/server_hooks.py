@@ -62,6 +62,10 @@ def require_supported(method: FedAvg, settings: Settings, n_clients: int) -> Non
         robust.require_enough(settings, settings.cohort_size(n_clients))
     if settings.aggregation == "mean" and settings.hostile != Settings.hostile:
         log.warning('hostile = %d has no effect with aggregation = "mean": choose another', settings.hostile)
+    for name in method.without_effect(settings.optimizer):
+        if (value := method.to_dict()[name]) != method.defaults()[name]:
+            needed = " and ".join(f"{k} = {v}" for k, v in method.hyperparameters()[name].only_with.items())
+            log.warning("%s = %s has no effect: %s uses it only with %s", name, value, method.name, needed)
     if settings.private:
         privacy.require_accountant(settings, n_clients)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedkeep import optim
+from fedkeep._util.text import format_value
 from fedkeep._util.validate import require_bool, require_choice, require_number, require_whole
 from fedkeep.data.augment import Augment
 from fedkeep.data.federation_file import Cohorts, check_cohorts
@@ -188,10 +189,8 @@ class Settings:
         require_choice("engine", self.engine, ENGINES)
         require_choice("aggregation", self.aggregation, list(SMALLEST_COHORT))
         require_whole("hostile", self.hostile, 1)
-        if isinstance(self.average_weights, int):
-            require_whole("average_weights", self.average_weights, 2, 10**4)
-        elif self.average_weights is not None:
-            require_number("average_weights", self.average_weights, above=0, below=1)
+        if self.average_weights is not None:
+            self._check_average_weights()
         if self.read_out is not None:
             require_choice("read_out", self.read_out, READ_OUTS)
         self._check_privacy()
@@ -266,6 +265,18 @@ class Settings:
                 value=share,
             )
         return max(1, round(share * n_clients))
+
+    def _check_average_weights(self) -> None:
+        value = self.average_weights
+        is_decay = isinstance(value, float) and 0 < value < 1
+        is_window = isinstance(value, int) and 2 <= value <= 10**4
+        if not (is_decay or is_window):
+            raise FedkeepError(
+                "average_weights must be a number above 0 and below 1 (the decay of an exponential mean), or a whole "
+                f"number of at least 2 (rounds of a window, at most 10000), not {format_value(value)}",
+                key="average_weights",
+                value=value,
+            )
 
     def _check_privacy(self) -> None:
         require_number("dp_delta", self.dp_delta, above=0, below=1)

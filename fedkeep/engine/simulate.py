@@ -12,13 +12,14 @@ from typing import Any, Unpack, cast
 from torch import Tensor, nn
 
 from fedkeep import losses, methods, models
-from fedkeep._util.validate import require_choice, require_label, require_whole
+from fedkeep._util.validate import require_label, require_whole
 from fedkeep.data.dataset import Dataset
 from fedkeep.data.partition import Partition
 from fedkeep.data.reductions import require_effect
 from fedkeep.engine import distributed, provenance
 from fedkeep.engine.extend import round_to_repeat
 from fedkeep.engine.federation import Federation
+from fedkeep.engine.option_places import require_setting
 from fedkeep.engine.progress import with_progress
 from fedkeep.engine.settings import Settings, SettingsDict
 from fedkeep.engine.setup import make_method, require_dataset
@@ -75,7 +76,7 @@ def simulate(
     everywhere, `progress=False` nowhere.
     """
     for name in settings:
-        require_choice(name, name, Settings.__dataclass_fields__, what="setting")
+        require_setting(name)
     checked = Settings(**cast(Any, settings))
     require_effect(checked.reductions, checked.rounds)
     callbacks = with_progress(callbacks, progress)

@@ -154,7 +154,7 @@ class Experiment(BaseModel):
     def _method(cls, table: dict[str, Any]) -> dict[str, Any]:
         kind = methods.get(_require_one_method(table))
         hyperparameters = {key: value for key, value in table.items() if key != "name"}
-        _require_known("method", hyperparameters, ["name", *kind.hyperparameters()])
+        _require_known("method", hyperparameters, ["name", *kind.hyperparameters()], of=f" of {kind.name}")
         kind(**hyperparameters)
         return {"name": methods.canonical_name(table["name"]), **kind.defaults(), **hyperparameters}
 
@@ -348,8 +348,8 @@ def _require_one_method(table: dict[str, Any]) -> str:
     return _require_name("method", table)
 
 
-def _require_known(section: str, table: dict[str, Any], valid: Iterable[str]) -> None:
-    """Raise if a table has a key that is not among the valid ones."""
+def _require_known(section: str, table: dict[str, Any], valid: Iterable[str], of: str = "") -> None:
+    """Raise if a table has a key that is not among the valid ones; `of` says of what, in the message."""
     names = sorted(valid)
     for key, value in table.items():
         if key not in names:
@@ -357,4 +357,4 @@ def _require_known(section: str, table: dict[str, Any], valid: Iterable[str]) ->
             suggestion = did_you_mean(key, names, section)
             if not section and key in TRAIN:
                 suggestion = f"write it in the table [train]; {suggestion}"
-            raise ConfigError(f"unknown key {full!r}: {suggestion}", key=full, value=value, valid=names)
+            raise ConfigError(f"unknown key {full!r}{of}: {suggestion}", key=full, value=value, valid=names)

@@ -13,6 +13,7 @@ from typing import Any
 from fedkeep import methods
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
+from fedkeep.engine.option_places import sections_with
 from fedkeep.engine.settings import Settings
 from fedkeep.errors import ConfigError
 
@@ -187,11 +188,16 @@ def full_key(key: str) -> str:
     if key.partition(".")[0] in TRAIN:
         return f"train.{key}"
     valid = [*KEYS, *(f"train.{name}" if "." in key else name for name in TRAIN)]
+    if sections := sections_with(key):
+        places = " or ".join(f"{section}.{key}" for section in sections)
+        raise ConfigError(f"unknown key {key!r}: did you mean {places}?", key=key, valid=valid)
     raise ConfigError(f"unknown key {key!r}: {did_you_mean(key, valid)}", key=key, valid=valid)
 
 
 def _parse_value(key: str, text: str) -> Any:
-    """Return a value written as TOML; anything else is a string."""
+    """Return a value written as TOML, or True or False as Python writes them; anything else is a string."""
+    if text.strip() in ("True", "False"):
+        return text.strip() == "True"
     try:
         return parse_toml(f"v = {text}")["v"]
     except (tomllib.TOMLDecodeError, KeyError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from fedkeep import methods
 from fedkeep._util.hyperparameters import Hyper
+from fedkeep._util.text import did_you_mean, list_some
 from fedkeep._util.validate import require_whole
 from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.experiment import Experiment
@@ -27,6 +28,7 @@ from fedkeep.experiments.overrides import as_table, full_key, override
 from fedkeep.experiments.own_parts import trust_given
 from fedkeep.experiments.sweep import Progress, run_all
 from fedkeep.forgetting import smoothed
+from fedkeep.method import FedAvg
 from fedkeep.runs.history import History
 
 ETA = 3  # one of so many tries continues
@@ -104,6 +106,7 @@ def parse_space(texts: Sequence[str]) -> Space:
     for text in texts:
         key, equals, written = (part.strip() for part in text.partition("="))
         full = full_key(key) if key and equals else ""
+        require_searchable(key, full)
         low, colon, high = written.partition(":")
         try:
             if not (full and written):
@@ -125,11 +128,34 @@ def parse_space(texts: Sequence[str]) -> Space:
     return space
 
 
-def space_of(method: str, lr: float) -> Space:
-    """Return what is searched by default: the learning rate, and what the method declares."""
+def require_searchable(key: str, full: str) -> None:
+    """Raise if tries that differ in this key would not be compared on the same problem after the same rounds."""
+    section, _, name = full.partition(".")
+    if full and (section not in ("method", "model", "train") or name in ("", "name", "rounds")):
+        advice = "choose the number of seeds with --seeds" if full == "seed" else f"set it, as in {key}=..."
+        raise ConfigError(
+            f"{key} cannot be searched, because tries are compared on the same problem after the same rounds: {advice}",
+            key=full,
+        )
+
+
+def require_hyperparameters(search: Iterable[str], names: Sequence[str]) -> None:
+    """Raise if a searched key is a hyperparameter of none of these methods."""
+    valid = sorted({field for name in names for field in methods.get(name).hyperparameters()})
+    for full in search:
+        section, _, field_ = full.partition(".")
+        if section == "method" and field_ not in valid:
+            those = names[0] if len(names) == 1 else f"none of {list_some(names)}"
+            verb = "has no" if len(names) == 1 else "has a"
+            suggestion = did_you_mean(field_, valid, "method") if valid else "they have none"
+            raise ConfigError(f"{those} {verb} hyperparameter {field_!r}: {suggestion}", key=full, valid=valid)
+
+
+def space_of(method: FedAvg, optimizer: str, lr: float) -> Space:
+    """Return what is searched by default: the learning rate, and what the method declares and uses."""
     space: dict[str, Range | Choices] = {"train.lr": Range(lr / _LR_FACTOR, lr * _LR_FACTOR)}
-    for name, declared in methods.get(method).hyperparameters().items():
-        if declared.search is not None:
+    for name, declared in method.hyperparameters().items():
+        if declared.search is not None and name not in method.without_effect(optimizer):
             choices = declared.choices is not None
             space[f"method.{name}"] = Choices(declared.search) if choices else _to_range(declared)
     return space
@@ -148,7 +174,12 @@ def draw_tries(
     first = _experiments(tables, [f"method={method}", *overrides], seeds)
     applicable = {key: one for key, one in search.items() if _applies(key, method)}
     fixed = {full_key(text.partition("=")[0].strip()) for text in overrides}
-    space = {**space_of(method, first[0].train.lr), **applicable}
+    if "seed" in fixed:
+        raise ConfigError("seed cannot be set here: choose the number of seeds, 0, 1, ..., with --seeds", key="seed")
+    if both := sorted(fixed & search.keys()):
+        raise ConfigError(f"{both[0]} is both set and searched: omit one of them", key=both[0])
+    train = first[0].train
+    space = {**space_of(methods.make(first[0].method), train.optimizer, train.lr), **applicable}
     space = {key: one for key, one in space.items() if key not in fixed}
     rng = np.random.default_rng(0)
     tries = [Try(method, 0, (), first)]

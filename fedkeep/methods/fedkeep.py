@@ -49,7 +49,7 @@ class FedKeep(FedAvg):
     bounds: ClassVar[Mapping[str, Bound]] = {**FedAvg.bounds, "mu": LABEL_COUNTS}
     push: float = hyper(0.3, "with SGD, roughly how far, in nats, a visit may lower the logit of a class that the "
                         "client lacks; very large: plain cross-entropy", search=(0.1, 3.0), above=0,
-                        test_value=0.05)  # fmt: skip
+                        test_value=0.05, only_with={"optimizer": "sgd"})  # fmt: skip
     server_momentum: float = hyper(0.85, "share of the server's velocity kept from round to round", search=(0.6, 0.95),
                                    low=0, high=0.999, test_value=0.3)  # fmt: skip
     rows: bool = hyper(True, "average the classifier's rows by label counts, which clients then disclose",
@@ -64,8 +64,8 @@ class FedKeep(FedAvg):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """A classifier whose rows can be averaged."""
-        return {"classifier": "set rows=False"} if self.rows else {}
+        """A classifier whose rows can be averaged, and every client's upload to average them."""
+        return dict.fromkeys(("classifier", "every_upload"), "set rows=False") if self.rows else {}
 
     # Clients
 

@@ -28,7 +28,7 @@ class FedSAM(FedAvg):
     adaptive: bool = hyper(False, "ASAM: a neighbourhood in proportion to the weights", choices=(False, True),
                            test_value=True)  # fmt: skip
     eta: float = hyper(0.2, "added to the size of a weight by ASAM", low=0, test_value=1.0,
-                       test_with={"adaptive": True})  # fmt: skip
+                       only_with={"adaptive": True})  # fmt: skip
 
     def ascent(self, visit: Visit, params: Params, batch: Batch) -> Tensor:
         """Return the same loss, at the weights."""

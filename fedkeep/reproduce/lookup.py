@@ -43,7 +43,7 @@ def unknown_table(name: str, citations: Mapping[str, str]) -> ConfigError:
     text = f"{kind} {number}{letter} of {paper}"
     if files := [one for one in own if _contains(citations[one], (kind, number, letter))]:
         return _error(name, f"{text} is part of {join_names(files)}", files)
-    return _error(name, f"fedkeep has no {text} (valid: {list_some(own, most=30)})", own)
+    return _error(name, f"there is no {text} (valid: {list_some(own, most=30)})", own)
 
 
 def cited_parts(citation: str) -> Iterator[Part]:

@@ -23,7 +23,7 @@ from fedkeep.engine.simulation import Simulation
 from fedkeep.engine.stacked import Stacked
 from fedkeep.engine.upload_form import upload_form
 from fedkeep.errors import MethodError
-from fedkeep.method import HOOKS, NEEDS, Cohort, FedAvg
+from fedkeep.method import HOOKS, NEEDS, Cohort, FedAvg, Hyper
 from fedkeep.runs.folder import RunFolder
 from fedkeep.testing.fixtures import (
     SurplusClients,
@@ -235,6 +235,8 @@ def _needs_are_declared(method: FedAvg, problem: Problem, expect: Expect) -> Non
             facts = tree.take(sim.local.facts([job.plan], job.counts[None], 0.1), 0)
             tracks = "tracked" in local_of(sim, shared, job, facts, sim.x, sim.y, n=8, pad=0)
             expect.true(tracks == ("whole_batches" in one.needs), "`tracked` and the need of whole_batches differ")
+            both = "every_upload" in one.needs and "params" in one.averaged
+            expect.true(not both, "it needs every_upload, and `averaged` says that the mean suffices")
             try:
                 dataclasses.replace(problem, model=fixed).simulation(one)
                 trained = True
@@ -246,7 +248,12 @@ def _needs_are_declared(method: FedAvg, problem: Problem, expect: Expect) -> Non
 def _with_test_value(method: FedAvg, field: str) -> FedAvg:
     """Return the method with another value of this hyperparameter."""
     h = method.hyperparameters()[field]
-    return method if h.test_value is None else dataclasses.replace(method, **{**h.test_with, field: h.test_value})
+    return method if h.test_value is None else dataclasses.replace(method, **{**_other_fields(h), field: h.test_value})
+
+
+def _other_fields(h: Hyper) -> dict[str, Any]:
+    """Return the values that other fields have where this hyperparameter is tested."""
+    return {**{key: value for key, value in h.only_with.items() if key != "optimizer"}, **h.test_with}
 
 
 # Hyperparameters
@@ -271,9 +278,22 @@ def _hyperparameters_change_the_weights(method: FedAvg, problem: Problem, expect
 
     for field, h in method.hyperparameters().items():
         expect.true(h.test_value is not None, f"{field} declares no test_value")
-        base = dataclasses.replace(method, **h.test_with)
+        base = dataclasses.replace(method, **_other_fields(h))
         changed = difference(weights(base), weights(dataclasses.replace(base, **{field: h.test_value}))) > CHANGED
         expect.true(changed, f"{field} = {h.test_value!r} changes nothing: is it used?")
+
+
+@check
+def _hyperparameters_without_effect_have_none(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """Without what `only_with` names, another value gives the same weights."""
+    for field, h in method.hyperparameters().items():
+        optimizer = "adam" if "optimizer" in h.only_with else "sgd"
+        if field not in method.without_effect(optimizer):
+            continue
+        other = dataclasses.replace(method, **{field: h.test_value})
+        default, changed = (_all_weights(problem.run(one, optimizer=optimizer)) for one in (method, other))
+        only = ", ".join(f"{key} = {value!r}" for key, value in h.only_with.items())
+        expect.same(default, changed, f"{field} changes the weights without {only}, against its `only_with`")
 
 
 def _all_weights(sim: Simulation) -> Tree:

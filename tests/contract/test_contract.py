@@ -196,6 +196,27 @@ class NeedsNoClassifier(FedAvg):
     needs: ClassVar[dict[str, str]] = {"classifier": ""}
 
 
+class NeedsEveryUpload(FedAvg):
+    needs: ClassVar[dict[str, str]] = {"every_upload": ""}
+
+
+@dataclass(frozen=True)
+class UsesPushWithAdam(FedAvg):
+    push: float = hyper(0.0, "a shift of the gradient", test_value=1.0, only_with={"optimizer": "sgd"})
+
+    def correct(self, visit, params, grads):
+        return tree.map(lambda g: g + self.push, grads)
+
+
+@dataclass(frozen=True)
+class UsesBothAlways(FedAvg):
+    on: bool = hyper(False, "a switch", choices=(True, False), test_value=True)
+    shift: float = hyper(0.1, "a shift of the gradient", test_value=1.0, only_with={"on": True})
+
+    def correct(self, visit, params, grads):
+        return tree.map(lambda g: g + self.shift * (2 if self.on else 1), grads)
+
+
 class AveragesUnknown(FedAvg):
     averaged = ("params", "dc")
 
@@ -230,6 +251,9 @@ class AveragesUnknown(FedAvg):
         (TracksUndeclared(), "needs_are_declared"),
         (NeedsNoClassifier(), "needs_are_declared"),
         (AveragesUnknown(), "averaged_entries_are_averaged"),
+        (NeedsEveryUpload(), "needs_are_declared"),
+        (UsesPushWithAdam(), "hyperparameters_without_effect_have_none"),
+        (UsesBothAlways(), "hyperparameters_without_effect_have_none"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -377,6 +377,14 @@ def test_a_group_that_learned_nothing_cannot_forget_least():
     assert not any(line.startswith("Least") and "flat" in line for line in sentences(groups))
 
 
+def test_runs_on_held_out_examples_say_so():
+    groups = [group("a", [0.5] * 3), group("b", [0.8] * 3)]
+    assert not any("held_out" in line for line in sentences(groups))
+    for one in groups:
+        one.setting["data"] = {"source": "digits", "held_out": 0.25}
+    assert "data.held_out = 0.25" in sentences(groups)[0]
+
+
 def test_fifteen_equal_groups_are_told_as_equal():
     equal = [group(f"m{k:02}", [0.6, 0.6, 0.6]) for k in range(15)]
     lines = sentences(equal)

@@ -21,7 +21,8 @@ from support.runs import group_runs
 
 import fedkeep as fk
 from fedkeep.cli import heatmap
-from fedkeep.errors import ConfigError, RunError, UnsupportedMethod
+from fedkeep.data import load
+from fedkeep.errors import ConfigError, FedkeepError, RunError, UnsupportedMethod
 from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.overrides import KEYS, expand_sweep, override
 from fedkeep.experiments.run import run as run_experiment
@@ -99,6 +100,28 @@ def test_the_seed_decides_split_cohorts_and_weights_unless_they_have_their_own()
 def test_an_invalid_key_or_value_is_named(overrides: list[str], key: str, value: Any, valid: list[str]) -> None:
     with raises(ConfigError, key=key, value=value, valid=valid, mentions=[key.rpartition(".")[2]]):
         made(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [("held_out", "data.held_out"), ("head", "model.head"), ("alpha", "split.alpha"), ("beta", "method.beta")],
+)
+def test_an_option_without_its_section_is_told_where_it_belongs(key: str, place: str) -> None:
+    with raises(ConfigError, key=key, mentions=[place]):
+        made(f"{key}=1")
+
+
+@pytest.mark.parametrize(("option", "place"), [("held_out", "data.load"), ("head", "models.build")])
+def test_an_option_of_something_else_is_no_setting(option: str, place: str) -> None:
+    data = load("digits")
+    with raises(FedkeepError, key=option, mentions=[place]):
+        fk.simulate("fedavg", "mlp", data, [range(10)], **{option: 1})
+
+
+def test_booleans_may_be_written_as_in_python() -> None:
+    assert made("method=fedkeep", "method.rows=False").method["rows"] is False
+    assert made("deterministic=True").train.deterministic is True
+    assert override({}, ["label=True story"]) == {"label": "True story"}
 
 
 def test_an_unknown_method_or_model_is_named_with_the_closest() -> None:

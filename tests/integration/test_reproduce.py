@@ -906,7 +906,7 @@ def test_an_override_of_a_hyperparameter_is_shown(tmp_path: Path) -> None:
         (["fedntd/table-7"], "table", ANY, ["is part of fedntd/table-1"]),
         (["fedntd/figure-20"], "table", ANY, ["is part of fedntd/figure-19 and fedntd/figure-19-iid"]),
         (["fedntd/figure-20a"], "table", ANY, ["is part of fedntd/figure-19-iid"]),
-        (["flashback/figure-7"], "table", ANY, ["fedkeep has no figure 7 of flashback (valid: flashback/figure-1,"]),
+        (["flashback/figure-7"], "table", ANY, ["there is no figure 7 of flashback (valid: flashback/figure-1,"]),
         (["fedtnd"], "table", "fedtnd", ["did you mean fedntd?", "papers: fedgkd, fedka,"]),
         (["fedtnd/figure-7"], "table", ANY, ["unknown paper 'fedtnd'", "did you mean fedntd?"]),
         (["figure-9"], "table", "figure-9", ["fedssd/figure-9, flashback/figure-9"]),

@@ -23,7 +23,16 @@ from fedkeep.errors import ConfigError, FedkeepError
 from fedkeep.experiments.build import build
 from fedkeep.experiments.experiment import Experiment, read
 from fedkeep.experiments.run import run
-from fedkeep.experiments.tune import Choices, Range, draw_tries, most_rounds, parse_space, stages, tune
+from fedkeep.experiments.tune import (
+    Choices,
+    Range,
+    draw_tries,
+    most_rounds,
+    parse_space,
+    require_hyperparameters,
+    stages,
+    tune,
+)
 from fedkeep.runs.reading import load_run
 
 DIGITS = read(Path("digits"))
@@ -118,6 +127,54 @@ def test_stages_and_searches() -> None:
             parse_space([text])
     with raises(FedkeepError, ANY, ANY):
         draw_tries(DIGITS, SMALL, "fedntdx", 2, 1, {})
+
+
+def test_what_has_no_effect_is_not_searched() -> None:
+    searched = [one.overrides for one in draw_tries(DIGITS, [*SMALL, "optimizer=adam"], "fedkeep", 4, 1, {})[1:]]
+    assert [[text.partition("=")[0] for text in texts] for texts in searched] == [
+        ["train.lr", "method.server_momentum"]
+    ] * 3
+    (_, other) = draw_tries(DIGITS, SMALL, "fedkeep", 2, 1, {})
+    assert "method.push" in " ".join(other.overrides)
+
+
+@pytest.mark.parametrize(
+    ("searched", "key", "mentions"),
+    [
+        ("seed=1,2", "seed", "--seeds"),
+        ("rounds=10:20", "train.rounds", "rounds=..."),
+        ("data.held_out=0.1:0.2", "data.held_out", "data.held_out=..."),
+        ("split.s=2,3", "split.s", "split.s=..."),
+        ("method=fedavg,fedntd", "method", "method=..."),
+    ],
+)
+def test_a_key_that_makes_tries_incomparable_is_not_searched(searched: str, key: str, mentions: str) -> None:
+    with raises(ConfigError, key, ANY, mentions=[mentions]):
+        parse_space([searched])
+
+
+def test_a_search_without_effect_is_refused() -> None:
+    with raises(ConfigError, "method.bta", ANY, valid=["beta"], mentions=["fedntd", "method.beta"]):
+        require_hyperparameters(["method.bta"], ["fedntd"])
+    with raises(ConfigError, "method.tau", ANY, valid=["mu"], mentions=["fedavg, fedprox"]):
+        require_hyperparameters(["method.tau"], ["fedavg", "fedprox"])
+    with raises(ConfigError, "method.push", valid=[], mentions=["fedavg"]):
+        require_hyperparameters(["method.push"], ["fedavg"])
+    require_hyperparameters(["method.tau", "train.lr", "model.width"], ["fedavg", "fedntd"])
+    with raises(ConfigError, "train.lr"):
+        draw_tries(DIGITS, [*SMALL, "lr=0.1"], "fedavg", 2, 1, parse_space(["lr=0.01:0.1"]))
+    with raises(ConfigError, "seed", ANY, mentions=["--seeds"]):
+        draw_tries(DIGITS, [*SMALL, "seed=3"], "fedavg", 2, 1, {})
+
+
+def test_the_command_leaves_out_what_cannot_be_trained(tmp_path: Path) -> None:
+    args = ["tune", "digits", *SMALL[1:], "rounds=1", "accumulate=2", "--methods", "all", "--tries", "1", "--json"]
+    done = CliRunner().invoke(app, [*args, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "feddistill" in done.stderr
+    named = json.loads(done.stdout)
+    assert "feddistill" not in named
+    assert {"fedavg", "fedkeep", "fedntd"} <= named.keys()
 
 
 def test_the_command(tmp_path: Path) -> None:

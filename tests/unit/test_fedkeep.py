@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from support.problems import Problem, gap
 from torch import nn
 
 import fedkeep as fk
-from fedkeep.errors import ModelError
+from fedkeep.errors import MethodError, ModelError
 from fedkeep.methods import FedAvg, FedKeep
 from fedkeep.methods._centred import centred
 from fedkeep.methods._per_class import mean_by_counts
@@ -51,6 +52,21 @@ def test_with_adam_push_has_no_effect_and_the_engines_agree(problem: Problem, en
     adam = dataclasses.replace(problem, settings={**problem.settings, "optimizer": "adam", "momentum": 0.0})
     one, other = adam.run(FedKeep(push=0.01), engine=engine), adam.run(FedKeep(push=1e6), engine="loop")
     assert gap(one.params, other.params) < 1e-10
+
+
+def test_a_push_without_effect_is_warned_about_once(problem: Problem, caplog: pytest.LogCaptureFixture) -> None:
+    problem.simulation(FedKeep(push=1.0), optimizer="sgd")
+    problem.simulation(FedKeep(), optimizer="adam", lr=0.001)
+    assert not caplog.messages
+    problem.simulation(FedKeep(push=1.0), optimizer="adam", lr=0.001)
+    assert len(caplog.messages) == 1
+    assert "push = 1.0" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"aggregation": "median"}, {"dp_clip": 1.0, "dp_noise": 1.0}])
+def test_what_needs_means_alone_says_how_to_upload_no_counts(problem: Problem, settings: dict[str, Any]) -> None:
+    with raises(MethodError, mentions=["rows=False"]):
+        problem.simulation(FedKeep(), participation=1.0, **settings)
 
 
 def test_rows_of_many_examples_in_half_precision_are_finite() -> None:
