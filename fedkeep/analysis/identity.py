@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from fedkeep import methods
 from fedkeep._util.validate import require_whole
 from fedkeep.data import Augment
-from fedkeep.engine.settings import Settings
+from fedkeep.engine.settings import DEFAULTS
 from fedkeep.errors import RunError
 from fedkeep.runs.experiment_file import OBSERVED
 from fedkeep.runs.history import History
@@ -28,8 +28,7 @@ from fedkeep.runs.label_counts import label_counts_of
 PROBLEM_SETTINGS = ("rounds", "participation", "eval_every", "cohorts", "reductions")
 NAME_KEYS = {"method": "name", "model": "name", "data": "source", "split": "kind"}
 _SAME_SKEW = 0.1  # how far the label skew of two random splits of one kind may differ
-_DEFAULTS = {f.name: f.default for f in fields(Settings)}
-_UNKNOWN = dict.fromkeys(_DEFAULTS)
+_UNKNOWN = dict.fromkeys(DEFAULTS)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Identity:
         made_by = about.get("made_by", {})
         setting = {key: _without_none(about[key]) for key in ("method", "model", "data", "split")}
         # what did not exist when the run was made had its default; of an observed run, fedkeep's defaults say nothing
-        train = {**(_UNKNOWN if self.observed else _DEFAULTS), "seed": None, **about["train"]}
+        train = {**(_UNKNOWN if self.observed else DEFAULTS), "seed": None, **about["train"]}
         if train["cohorts"] is not None:  # a file: its contents count, not its name
             train["cohorts"] = made_by.get("cohorts", train["cohorts"])
         setting["train"] = _with_effect(train)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike, fspath
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import torch
@@ -88,7 +88,9 @@ class Settings:
     lr: learning rate of the first round after the warm-up; lr_decay: its factor from round to round.
     lr_schedule: "exponential", or "cosine": half a cosine from lr towards 0 over all rounds, instead of lr_decay.
     lr_warmup: rounds at the start over which the learning rate rises to lr, in equal steps.
-    momentum, weight_decay, optimizer ("sgd", "adam" or "adamw"): of the clients; for Adam and AdamW, momentum is beta1.
+    optimizer ("sgd", "adam" or "adamw"), momentum, weight_decay: of the clients; for Adam and AdamW, momentum is beta1.
+    weight_decay is 1e-5 by default, and 0 for Adam, whose steps do not depend on the size of a gradient: by any decay,
+    weights without another gradient, such as embeddings of words that a client does not have, shrink by lr in a step.
     clip_norm: largest norm of a local gradient.
     augment: random augmentation, a `fedkeep.data.Augment`.
     eval_every: evaluate the global model every N rounds; eval_local_every: also the local models (0: never).
@@ -119,7 +121,7 @@ class Settings:
     accumulate: int = 1
     lr: float = 0.01
     momentum: float = 0.9
-    weight_decay: float = 1e-5
+    weight_decay: float = cast(float, None)  # until `__post_init__` sets that of the optimizer
     lr_decay: float = 0.99
     lr_schedule: str = "exponential"
     lr_warmup: int = 0
@@ -158,6 +160,9 @@ class Settings:
         return cls(**{**values, "augment": Augment(**augment) if augment is not None else None})
 
     def __post_init__(self) -> None:
+        given: Any = self.weight_decay
+        if given is None:
+            object.__setattr__(self, "weight_decay", 0.0 if self.optimizer == "adam" else 1e-5)
         for f in fields(self):
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
@@ -196,8 +201,8 @@ class Settings:
         self._check_privacy()
 
     def __repr__(self) -> str:
-        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+        changed = {name: getattr(self, name) for name, default in DEFAULTS.items() if getattr(self, name) != default}
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @property
     def private(self) -> bool:
@@ -322,3 +327,6 @@ class Settings:
         name = str(getattr(self, key)).removeprefix("torch.")
         require_choice(key, name, list(valid))
         object.__setattr__(self, key, name)
+
+
+DEFAULTS: dict[str, Any] = {f.name: getattr(Settings(), f.name) for f in fields(Settings)}

@@ -7,20 +7,19 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from fedkeep import methods
 from fedkeep._util.text import did_you_mean, format_value
 from fedkeep._util.toml import parse_toml
 from fedkeep.engine.option_places import sections_with
-from fedkeep.engine.settings import Settings
+from fedkeep.engine.settings import DEFAULTS
 from fedkeep.errors import ConfigError
 
 NAME_KEY = {"method": "name", "model": "name", "data": "source", "split": "kind"}  # the key of a section's name
-TRAIN = [f.name for f in fields(Settings) if f.name != "seed"]
+TRAIN = [name for name in DEFAULTS if name != "seed"]
 _OPTIONAL = [  # what `none` switches off
-    *(f"train.{f.name}" for f in fields(Settings) if f.default is None),
+    *(f"train.{name}" for name, default in DEFAULTS.items() if default is None),
     *(f"data.{name}" for name in ("held_out", "public", "public_alpha", "public_ids")),
 ]
 # the top-level keys of an experiment

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedkeep.data.labels import require_numbers
 from fedkeep.engine import device, privacy, provenance, server_hooks, setup
 from fedkeep.engine.evaluate import logits_and_loss
 from fedkeep.engine.scores import Scorer, Sites
-from fedkeep.engine.settings import Settings
+from fedkeep.engine.settings import DEFAULTS, Settings
 from fedkeep.engine.upload_form import upload_form
 from fedkeep.engine.user_metrics import Metrics, require_metrics
 from fedkeep.errors import DataError, FedkeepError, RunError
@@ -254,7 +254,7 @@ def _require_same_run(path: Path, about: dict[str, Any], federation: FederationS
 
 def _equal_except_rounds(saved: dict[str, Any], ours: dict[str, Any]) -> bool:
     """Compare settings; those that an older version did not record have their defaults."""
-    defaults = {f.name: f.default for f in fields(Settings) if f.name != "seed"}
+    defaults = {name: value for name, value in DEFAULTS.items() if name != "seed"}
     if isinstance(augment := saved.get("augment"), dict):
         saved = {**saved, "augment": {**asdict(Augment()), **augment}}
     return {**defaults, **saved, "rounds": 0} == {**defaults, **ours, "rounds": 0}

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.errors import raises
 from support.problems import Problem, gap, make_problem, same
+from support.texts import make_text_data
 
 import fedkeep as fk
 from fedkeep import tree
@@ -184,6 +185,23 @@ def test_both_engines_agree_with_adamw(problem: Problem, method: fk.methods.FedA
     assert gap(loop.server, stacked.server) < 1e-9
     decayed_less = problem.run(method, **{**settings, "weight_decay": 0.0})
     assert gap(loop.server, decayed_less.server) > 1e-4
+
+
+def test_adam_does_not_decay_weights_by_default() -> None:
+    """A decay of any size would shrink weights without another gradient by lr in every step."""
+    assert [fk.Settings(optimizer=name).weight_decay for name in ("sgd", "adamw", "adam")] == [1e-5, 1e-5, 0.0]
+    assert fk.Settings(optimizer="adam", weight_decay=1e-5).weight_decay == 1e-5
+    assert repr(fk.Settings()) == "Settings()"
+    data = make_text_data()
+    model = fk.models.build("bag", data.input_shape, data.n_classes)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    lacks_most_words = [range(4)]
+    settings = {"optimizer": "adam", "lr": 0.01, "rounds": 1, "batch_size": 2, "participation": 1.0}
+    history = fk.simulate("fedavg", model, data, lacks_most_words, **settings)
+    [name] = [name for name in start if "embed" in name]
+    moved = (history.params[name] != start[name]).any(1)
+    words = set(data.x_train[list(range(4))].pad()["input_ids"].flatten().tolist())
+    assert set(torch.nonzero(moved).flatten().tolist()) <= words
 
 
 def test_wrong_schedules_are_refused() -> None:
