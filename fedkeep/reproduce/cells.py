@@ -131,14 +131,39 @@ class Job:
         return dataclasses.replace(self, seeds=max(self.seeds, self.seeds_on_disk()))
 
     def seeds_on_disk(self) -> int:
-        """Return how many seeds reach the highest of the existing runs, also of the extended table; 0 without runs."""
-        names = [path.name for row in self.rows for path in self.folder(row).glob(f"*/{row}-seed-*")]
+        """Return how many seeds reach the highest of the existing runs; 0 without runs.
+
+        Runs of the extended table count where they serve a cell of this job.
+        """
+        labels = self._labels_on_disk()
+        if self.table.extended is not None:
+            served = self._extended_labels()
+            others = self._of_extended(self.table.extended)._labels_on_disk()
+            labels += [label for label in others if label.rpartition("-seed-")[0] in served]
+        found = [int(label.rpartition("-")[2]) for label in labels if label[-1].isdigit()]
+        return max((seed - self.table.first_seed + 1 for seed in found), default=0)
+
+    def _labels_on_disk(self) -> list[str]:
+        """List the existing runs of the job's rows, in any column."""
+        found = []
         for row in self.rows:
+            folder = self.folder(row)
+            found += [path.relative_to(folder).as_posix() for path in folder.glob(f"*/{row}-seed-*")]
             with suppress(RunError):  # a damaged file: `load_existing` reports it
-                names += [name for name in kept.read(self.kept_file(row)) if f"/{row}-seed-" in name]
-        found = [int(name.rpartition("-")[2]) for name in names if name[-1].isdigit()]
-        own = max((seed - self.table.first_seed + 1 for seed in found), default=0)
-        return own if self.table.extended is None else max(own, self._of_extended(self.table.extended).seeds_on_disk())
+                found += [label for label in kept.read(self.kept_file(row)) if f"/{row}-seed-" in label]
+        return found
+
+    def _extended_labels(self) -> set[str]:
+        """Return the cells of the extended table that are the same experiments as cells of this job, without seeds."""
+        found, seed = set(), self.table.first_seed
+        for column, row in itertools.product(self.columns, self.rows):
+            if (other := self.table.extended_cell(column, row)) is not None:
+                table, of_column, of_row = other
+                overrides = self.overrides_of(row)
+                ours = self.table.experiment(column, row, seed, self.quick, overrides)
+                if ours == table.experiment(of_column, of_row, seed, self.quick, overrides):
+                    found.add(f"{of_column}/{of_row}")
+        return found
 
     def cells(self, rows: Sequence[str]) -> list[Cell]:
         """List the runs, seed by seed in each column, so that an interrupted table has all rows for the first seeds."""

@@ -639,6 +639,8 @@ def test_runs_of_the_extended_table_are_used_where_the_experiment_is_the_same(tm
     from_file = Job(table, ["more"], ["fedavg"], 2, tmp_path / "kept")
     assert kept_file == tmp_path / "kept" / "small" / "table.jsonl.gz"
     assert not to_run(from_file)
+    assert from_file.seeds_on_disk() == 2
+    assert Job(table, ["more"], ["fedntd"], 1, runs).seeds_on_disk() == 0, "runs that serve no cell do not count"
     assert len(to_run(Job(extending(tmp_path), ["more"], ["fedavg"], 2, runs))) == 2, "with more epochs it is another"
     assert len(to_run(Job(table, ["more"], ["fedavg"], 2, runs, overrides=["lr=0.3"]))) == 2
     other = Job(table.extended, ["two"], ["fedavg"], 1, runs, overrides=["lr=0.3"])
