@@ -316,7 +316,7 @@ def test_the_results_page_shows_the_runs_in_the_repository(monkeypatch: pytest.M
     page = (DOCS / "results.md").read_text()
     tables = r"((?:(?:\|.*|\*\*\S+  .*\*\*|)\n)+)"  # with headings, if there are several
     shown = re.findall(rf"```sh\n(fedkeep reproduce .* --show .*)\n```\n\n{tables}", page)
-    assert len(shown) == 19
+    assert len(shown) == 20
     for command, table in shown:
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, result.output
