@@ -66,6 +66,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "aggregate": ("task", "server", "uploads", "cohort"),
     "hold_out": (),
     "frozen": ("task",),
+    "centred_weights": ("task",),
     "init_client": ("task", "params"),
     "prepare": ("visit",),
     "refine": ("visit", "batch"),
@@ -144,6 +145,11 @@ class FedAvg:
         return self.uses("personal_params")
 
     @property
+    def corrects(self) -> bool:
+        """Whether `correct` changes gradients: if it is overridden, unless an option switches it off."""
+        return self.uses("correct")
+
+    @property
     def uploads_as_fedavg(self) -> bool:
         """Whether upload and `aggregate` are FedAvg's, so that an engine may hand over the mean of several clients."""
         return not (self.uses("aggregate") or self.uses("finish"))
@@ -174,7 +180,7 @@ class FedAvg:
         """Return the server's next tree. The uploads are stacked on a leading client axis."""
         return {**server, "params": tree.mean(uploads["params"], uploads["n"])}
 
-    # What local training leaves alone
+    # What local training leaves alone, and what it centres
 
     def hold_out(self) -> float:
         """Return the share of a client's examples that it never trains on; `refine` gets these instead of all."""
@@ -182,6 +188,10 @@ class FedAvg:
 
     def frozen(self, task: Task) -> Sequence[str]:
         """Return the names of the weights that local training leaves as `start` returned them."""
+        return ()
+
+    def centred_weights(self, task: Task) -> Sequence[str]:
+        """Return the names of the weights whose gradients lose their mean over the inputs of each output."""
         return ()
 
     # Client hooks
@@ -252,7 +262,7 @@ class FedAvg:
         return grads["loss"]
 
     def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
-        """Return the gradient that the optimiser gets, before clipping and momentum."""
+        """Return the gradient that the optimiser gets, after centring, before clipping and momentum."""
         return grads
 
     def measure(self, visit: Visit, params: Params, batch: Batch) -> Tree:
@@ -312,7 +322,7 @@ def _check_hooks(cls: type[FedAvg]) -> None:
             _require_arguments(cls, name, value, HOOKS[name])
         else:
             close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
-            if close and name not in cls.passes:
+            if close and name not in cls.passes and not hasattr(FedAvg, name):
                 log.warning("%s.%s is not a hook and is not called; did you mean %s?", cls.__name__, name, close[0])
     if "broadcast_to" in vars(cls) and not cls.reveals:
         raise MethodError(

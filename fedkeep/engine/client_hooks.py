@@ -34,13 +34,13 @@ def require_whole_batches(method: FedAvg, part_size: int | None) -> None:
             )
 
 
-def require_weight_names(method: FedAvg, task: Task) -> frozenset[str]:
-    """Return the names of the weights that local training leaves alone; raise unless the model has them, and others."""
-    names = frozenset(method.frozen(task)) if method.uses("frozen") else frozenset()
-    if not names < task.init.keys():
-        unknown = sorted(names - task.init.keys())
-        problem = f"{unknown[0]} is not a weight of the model" if unknown else "nothing would be trained"
-        raise MethodError(f"{method.name}: frozen returns {len(names)} names, but {problem}", key="frozen")
+def require_weight_names(method: FedAvg, task: Task, hook: str) -> frozenset[str]:
+    """Return the names of weights that `frozen` or `centred_weights` returns; raise unless the model has them all."""
+    names = frozenset(getattr(method, hook)(task)) if method.uses(hook) else frozenset()
+    if unknown := sorted(names - task.init.keys()):
+        raise MethodError(f"{method.name}: {hook} names {unknown[0]!r}, which is not a weight of the model", key=hook)
+    if hook == "frozen" and names == task.init.keys():
+        raise MethodError(f"{method.name}: frozen names all weights, so nothing would be trained", key=hook)
     return names
 
 

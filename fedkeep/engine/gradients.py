@@ -42,18 +42,24 @@ class StepGradients:
 
     @functools.cached_property
     def _frozen(self) -> frozenset[str]:
-        return require_weight_names(self.method, self.task)
+        return require_weight_names(self.method, self.task, "frozen")
+
+    @functools.cached_property
+    def _centred(self) -> frozenset[str]:
+        return require_weight_names(self.method, self.task, "centred_weights") - self._frozen
 
     def trained(self, params: Tree) -> Tree:
         """Return those of the weights that are not frozen."""
         return {name: w for name, w in params.items() if name not in self._frozen} if self._frozen else params
 
     def compute(self, trees: Tree, each: Each) -> tuple[Tensor, Tree, Tree]:
-        """Return every client's loss, the gradient for its optimiser (combined, corrected, clipped) and its sums."""
+        """Return every client's loss, the gradient for its optimiser and its sums.
+
+        The gradients of all passes are combined, centred, corrected and clipped, in this order.
+        """
         params, batch, shared, facts, local = (trees[key] for key in ("params", "batch", "shared", "facts", "local"))
-        method = self.method
+        method, accelerator = self.method, self.task.accelerator
         several = len(method.passes) > 1
-        changed = several or method.uses("correct") or self.clip_norm is not None
         if several and method.uses("annotate") and "note" not in batch:  # once for all passes
             noted = each(lambda b, loc: self._annotate_batch(shared, loc, b, each), batch, local)
             batch = {**batch, "note": noted}
@@ -75,13 +81,16 @@ class StepGradients:
                     )
             losses[name], gradient, tracked = self._accumulated(name, point, batch, shared, facts, local, each)
             sums = tracked or sums
-            gradients[name] = self.task.accelerator.as_tensors(gradient) if changed else gradient
-        grads = gradients if several else gradients["loss"]
+            gradients[name] = accelerator.as_tensors(gradient) if several else gradient
+        grads = gradients["loss"]
         with torch.no_grad():
-            if changed:
-                grads = each(
-                    lambda g, w, f, loc: self._final_gradient(g, w, shared, f, loc), grads, params, facts, local
-                )
+            if several:
+                grads = each(lambda g, w, f, loc: self._combined(g, w, shared, f, loc), gradients, params, facts, local)
+            if self._centred:
+                grads = accelerator.centred(grads, self._centred, each)
+            if method.corrects or self.clip_norm is not None:
+                grads = accelerator.as_tensors(grads)
+                grads = each(lambda g, w, f, loc: self._corrected(g, w, shared, f, loc), grads, params, facts, local)
         return losses["loss"].detach(), grads, tree.detach(sums)
 
     def _accumulated(
@@ -171,18 +180,22 @@ class StepGradients:
         with statistics, keyed(batch["dropout_key"]) if "dropout_key" in batch else nullcontext():
             yield
 
-    def _final_gradient(self, grads: Tree, params: Tree, shared: Tree, facts: Tree, local: Tree) -> Tree:
-        """Combine the passes' gradients of one client, correct and clip."""
-        if len(self.method.passes) > 1:
-            visit = self._in_step("combine_gradients", shared, facts, local)
-            grads = self.method.combine_gradients(visit, params, grads)
-            if grads.keys() != self.trained(params).keys():
-                raise MethodError(
-                    f"{self.method.name}: combine_gradients must return one gradient, with the names of the weights, "
-                    f"not {', '.join(grads)}",
-                    key="combine_gradients",
-                )
-        grads = self.method.correct(self._in_step("correct", shared, facts, local), params, grads)
+    def _combined(self, gradients: Tree, params: Tree, shared: Tree, facts: Tree, local: Tree) -> Tree:
+        """Return one gradient of one client, given those of all passes."""
+        visit = self._in_step("combine_gradients", shared, facts, local)
+        grads = self.method.combine_gradients(visit, params, gradients)
+        if grads.keys() != self.trained(params).keys():
+            raise MethodError(
+                f"{self.method.name}: combine_gradients must return one gradient, with the names of the weights, "
+                f"not {', '.join(grads)}",
+                key="combine_gradients",
+            )
+        return grads
+
+    def _corrected(self, grads: Tree, params: Tree, shared: Tree, facts: Tree, local: Tree) -> Tree:
+        """Correct and clip the gradient of one client."""
+        if self.method.corrects:
+            grads = self.method.correct(self._in_step("correct", shared, facts, local), params, grads)
         if self.clip_norm is not None:
             norm = tree.dot(grads, grads).sqrt()
             grads = tree.scale(grads, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))

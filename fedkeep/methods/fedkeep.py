@@ -6,7 +6,7 @@ Formula, choices and figures: docs/methods/fedkeep.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +21,6 @@ from fedkeep.method import (
     ClientState,
     Cohort,
     FedAvg,
-    Grads,
     Local,
     Params,
     ServerTree,
@@ -30,7 +29,6 @@ from fedkeep.method import (
     Visit,
     hyper,
 )  # fmt: skip
-from fedkeep.methods._centred import centred
 from fedkeep.methods._classifier import classifier
 from fedkeep.methods._per_class import LABEL_COUNTS, mean_by_counts
 from fedkeep.optim import SGD
@@ -92,9 +90,9 @@ class FedKeep(FedAvg):
         floor: Tensor = self.push / (visit.local["S"] * size)
         return floor.clamp(max=1)
 
-    def correct(self, visit: Visit, params: Params, grads: Grads) -> Grads:
-        """Return the gradients without their means over a layer's inputs."""
-        return tree.map(centred, grads) if self.centre else grads
+    def centred_weights(self, task: Task) -> Sequence[str]:
+        """Return the names of all weights, or of none."""
+        return list(task.init) if self.centre else ()
 
     def finish(self, visit: Visit, params: Params, measured: Tree) -> tuple[Upload, ClientState]:
         """Upload the weights and, for the rows, the label counts mu."""

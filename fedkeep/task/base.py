@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from fedkeep import tree
 from fedkeep._util import counter_random
+from fedkeep._util.centring import subtract_mean
 from fedkeep.optim import Optimizer
 from fedkeep.tree import Tree
 
@@ -42,6 +45,11 @@ class Accelerator:
     def as_tensors(self, grads: Tree) -> Tree:
         """Return gradients as plain tensors; kernels may have left some as products."""
         return grads
+
+    def centred(self, grads: Tree, names: AbstractSet[str], each: Callable[..., Tree]) -> Tree:
+        """Return gradients, the named ones without their means; `each` maps over clients."""
+        named = {name: g for name, g in grads.items() if name in names}
+        return {**grads, **each(lambda one: tree.map(subtract_mean, one), named)}
 
     def update_(self, optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | Tensor) -> None:
         """Update weights and the optimiser's state in place."""

@@ -39,7 +39,7 @@ def test_a_visit_changes_the_clients_state(problem: Problem, name: str) -> None:
 
 def test_every_hook_is_used_by_a_test_method() -> None:
     assert [hook for hook in HOOKS if not EveryHook.uses(hook)] == []
-    not_hooks = {"name", "uses", "hyperparameters", "defaults", "values_before", "to_dict"}
+    not_hooks = {"name", "uses", "hyperparameters", "defaults", "values_before", "without_effect", "to_dict"}
     public = [n for n in vars(FedAvg) if not n.startswith("_") and callable(getattr(FedAvg, n)) and n not in not_hooks]
     assert set(public) == set(HOOKS)
 
@@ -438,8 +438,9 @@ def test_broken_rules_before_training_are_found_and_named(method: FedAvg, check:
         ("refine", lambda self, visit, batch: {"other": torch.zeros(1)}),
         ("frozen", lambda self, task: ["no such weight"]),
         ("frozen", lambda self, task: list(task.init)),
+        ("centred_weights", lambda self, task: ["no such weight"]),
     ],
-    ids=["tensor", "number", "another form", "unknown", "everything"],
+    ids=["tensor", "number", "another form", "unknown", "everything", "centred unknown"],
 )
 def test_a_wrong_result_of_a_hook_before_training_raises(problem: Problem, hook: str, function, engine: str) -> None:
     with raises(MethodError, key=hook):

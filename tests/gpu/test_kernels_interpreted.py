@@ -30,11 +30,13 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET=1 must be set before Triton is imported", allow_module_level=True)
 
 from fedkeep.engine.gpu import functions, updates
+from fedkeep.engine.gpu.accelerator import GpuAccelerator
 from fedkeep.engine.gpu.kernels import dense, factors, images, pooling
 from fedkeep.engine.gpu.kernels import losses as loss_kernels
 from fedkeep.engine.gpu.kernels import updates as update_kernels
 from fedkeep.engine.gpu.products import Product
 from fedkeep.optim import SGD, Adam, AdamW
+from fedkeep.task import Accelerator
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -478,6 +480,21 @@ def test_a_product_is_multiplied_out_where_its_weights_are_used_twice() -> None:
 def test_a_product_cannot_be_changed_in_place() -> None:
     with pytest.raises(NotImplementedError):
         dense_gradient(lambda z, w: z.square().sum())[0].add_(1)
+
+
+@pytest.mark.parametrize("names", [{"a"}, {"b"}, {"a", "b", "c"}], ids=["a product", "a tensor", "both"])
+def test_a_centred_product_stays_a_product(names: set[str]) -> None:
+    product, exact = dense_gradient(lambda z, w: z.square().sum())
+    single = Product.of(integers(3, 5, 6), integers(3, 5, 1))  # one weight for each output: nothing to centre
+    tensor = integers(3, 4, 2, 3, 3)
+    grads = {"a": product, "b": tensor, "c": single}
+    found = GpuAccelerator(torch.device("cpu")).centred(grads, names, map_clients)
+    expected = Accelerator().centred({"a": exact, "b": tensor, "c": single.dense()}, names, map_clients)
+    assert isinstance(found["a"], Product)
+    assert found["c"] is single
+    for name in grads:
+        torch.testing.assert_close(found[name] + 0, expected[name])
+    assert torch.allclose(expected["a"].mean(2), torch.zeros(3, 6), atol=1e-5) == ("a" in names)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), SGD(0.5, 0.25), Adam(), AdamW(weight_decay=0.25)], ids=str)

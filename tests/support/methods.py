@@ -48,6 +48,9 @@ class EveryHook(FedAvg):
     def frozen(self, task):
         return ["classifier.bias"] if "classifier.bias" in task.init else ["out.bias"]
 
+    def centred_weights(self, task):
+        return [name for name in task.init if name != "classifier.weight"]  # among them one that is frozen
+
     def init_client(self, task, params):
         return {
             "last": tree.zeros_like(params),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class GpuAccelerator(Accelerator):
     def as_tensors(self, grads: Tree) -> Tree:
         """Return gradients as plain tensors."""
         return products.multiply_out(grads)
+
+    def centred(self, grads: Tree, names: AbstractSet[str], each: Callable[..., Tree]) -> Tree:
+        """Return gradients, the named ones without their means; products stay products."""
+        mine = {name: g for name, g in grads.items() if name in names and isinstance(g, products.Product)}
+        others = super().centred(grads, names - mine.keys(), each) if len(mine) < len(names) else grads
+        return {**others, **{name: g.centred() for name, g in mine.items()}}
 
     def update_(self, optimizer: Optimizer, grads: Tree, state: Tree, params: Tree, lr: float | torch.Tensor) -> None:
         """Update weights and the optimiser's state in place."""

@@ -34,6 +34,11 @@ class Product(Tensor):
         dy, x = self.factors
         return torch.bmm(dy.mT, x)
 
+    def centred(self) -> Product:
+        """Return the product without its mean over the inputs, which is dy^T times x without its mean."""
+        dy, x = self.factors
+        return Product.of(dy, x - x.mean(2, keepdim=True)) if x.shape[2] > 1 else self
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod

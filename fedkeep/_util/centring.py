@@ -7,6 +7,6 @@ import math
 from torch import Tensor
 
 
-def centred(g: Tensor) -> Tensor:
+def subtract_mean(g: Tensor) -> Tensor:
     """Return g minus its mean over all axes but the first, the outputs; as it is if an output has only one weight."""
     return g - g.mean(tuple(range(1, g.ndim)), keepdim=True) if math.prod(g.shape[1:]) > 1 else g
