@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.problems import Problem, gap
 from torch import Tensor
 
 from fedkeep import losses, tree
@@ -22,6 +23,9 @@ from fedkeep._util import counter_random
 from fedkeep.data.augment import Augment, InputPipeline
 from fedkeep.engine.gpu import layers
 from fedkeep.engine.mapping import map_clients
+from fedkeep.engine.stacked import Stacked
+from fedkeep.method import FedAvg
+from fedkeep.methods import FedKeep, GCFed, Scaffold
 
 pytest.importorskip("triton", reason="Triton is not installed; `make test-kernels` installs it")
 if torch.cuda.is_available():
@@ -495,6 +499,28 @@ def test_a_centred_product_stays_a_product(names: set[str]) -> None:
     for name in grads:
         torch.testing.assert_close(found[name] + 0, expected[name])
     assert torch.allclose(expected["a"].mean(2), torch.zeros(3, 6), atol=1e-5) == ("a" in names)
+
+
+@pytest.mark.parametrize(
+    ("method", "stay"),
+    [(FedAvg(), True), (FedKeep(), True), (GCFed(), True), (GCFed(biases=True), False), (Scaffold(), False)],
+    ids=["fedavg", "fedkeep", "gcfed", "gcfed with biases", "scaffold"],
+)
+def test_methods_that_only_centre_gradients_keep_the_products(
+    method: FedAvg, stay: bool, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    kernel = update_kernels.product_sgd_
+    monkeypatch.setattr(update_kernels, "product_sgd_", lambda *args: taken.append(len(args[0])) or kernel(*args))
+    sim = problem.simulation(method, engine="stacked", dtype="float32")
+    jobs, shared = [sim.job(k, 1) for k in (1, 2, 5)], method.broadcast(sim.server)
+    expected = Stacked(sim.local, sim.x, sim.y, map_clients).train(shared, jobs, 0.1)
+    sim.task.accelerator = GpuAccelerator(torch.device("cpu"))
+    sim.task.accelerator.kernels = True
+    found = Stacked(sim.local, sim.x, sim.y, layers.vmap_with_kernels).train(shared, jobs, 0.1)
+    assert gap(found.params, expected.params) < 5e-3  # TF32
+    assert gap(found.params, shared["params"]) > 0.01
+    assert bool(taken) == stay
 
 
 @pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), SGD(0.5, 0.25), Adam(), AdamW(weight_decay=0.25)], ids=str)
