@@ -10,9 +10,6 @@ that depend on data. Their first argument is the `Visit`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,8 +17,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedkeep import optim, tree
+from fedkeep._util.hook_checks import check_hooks
 from fedkeep._util.hyperparameters import Hyper, hyper
-from fedkeep._util.text import did_you_mean
 from fedkeep.bounds import Bound
 from fedkeep.errors import MethodError
 from fedkeep.losses import masked_mean
@@ -47,8 +44,6 @@ __all__ = [
     "HOOKS", "NEEDS", "Batch", "Bound", "ClientState", "Cohort", "Facts", "FedAvg", "Grads", "Hyper", "Local", "Note",
     "Params", "Sent", "ServerTree", "Shared", "Upload", "Visit", "hyper",
 ]  # fmt: skip
-
-log = logging.getLogger("fedkeep")
 
 # What a method may need of a run.
 NEEDS: dict[str, str] = {
@@ -83,8 +78,6 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "finish": ("visit", "params", "measured"),
     "personal_params": ("visit",),
 }
-_RENAMED = {"draw": "select_examples", "personal": "personal_params"}
-_RESERVED = ("update_client_record",)  # see "Reserved names" in docs/contract.md
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class FedAvg:
             cls.title = cls.__name__
         if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
             setattr(cls, "averaged", ())  # noqa: B010 (what the parent declares need not hold; mypy: it is a property)
-        _check_hooks(cls)
+        check_hooks(cls, FedAvg, HOOKS)
 
     def __post_init__(self) -> None:
         if any(isinstance(value, dataclasses.Field) for value in vars(type(self)).values()):
@@ -309,61 +302,3 @@ class FedAvg:
     def to_dict(self) -> dict[str, Any]:
         """Return the method's name and the values of its hyperparameters."""
         return {"name": self.name, **{name: getattr(self, name) for name in self.hyperparameters()}}
-
-
-def _check_hooks(cls: type[FedAvg]) -> None:
-    """Raise if a hook has the wrong arguments or name; warn about a method whose name is nearly a hook's."""
-    for name, value in vars(cls).items():
-        if name in _RENAMED:
-            raise MethodError(f"{cls.__name__}.{name}: this hook is called {_RENAMED[name]}", key=name)
-        if name in _RESERVED:
-            raise MethodError(f"{cls.__name__}.{name}: this name is reserved for a future hook", key=name)
-        if name in HOOKS:
-            _require_arguments(cls, name, value, HOOKS[name])
-        else:
-            close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
-            if close and name not in cls.passes and not hasattr(FedAvg, name):
-                log.warning("%s.%s is not a hook and is not called; did you mean %s?", cls.__name__, name, close[0])
-    if "broadcast_to" in vars(cls) and not cls.reveals:
-        raise MethodError(
-            f"{cls.__name__} sends something to single clients: say in `reveals` what they learn of other clients, or "
-            '"nothing"',
-            key="reveals",
-        )
-    _check_passes(cls)
-
-
-def _check_passes(cls: type[FedAvg]) -> None:
-    if "loss" not in cls.passes or len(set(cls.passes)) != len(cls.passes):
-        raise MethodError(f"{cls.__name__}.passes must name different hooks, `loss` among them", key="passes")
-    for name in cls.passes:
-        if not callable(getattr(cls, name, None)):
-            public = [known for known in dir(cls) if not known.startswith("_")]
-            raise MethodError(
-                f"{cls.__name__}.passes names {name!r}, which is not a method: {did_you_mean(name, public)}",
-                key="passes",
-                value=name,
-            )
-        _require_arguments(cls, name, getattr(cls, name), HOOKS["loss"])
-    if cls.uses("refined") and not cls.uses("refine"):
-        raise MethodError(f"{cls.__name__}.refined is only called for methods with `refine`", key="refined")
-    unused = [hook for hook in ("gradient_point", "combine_gradients") if len(cls.passes) == 1 and cls.uses(hook)]
-    if unused:
-        raise MethodError(
-            f"{cls.__name__}.{unused[0]} is only called for methods with several passes: set `passes`", key=unused[0]
-        )
-    if len(cls.passes) > 1 and not (cls.uses("gradient_point") or cls.uses("combine_gradients")):
-        raise MethodError(
-            f"{cls.__name__} has several passes, but uses the gradient of `loss` alone: "
-            "override gradient_point or combine_gradients",
-            key="passes",
-        )
-
-
-def _require_arguments(cls: type[FedAvg], name: str, hook: Any, arguments: tuple[str, ...]) -> None:
-    try:
-        inspect.signature(hook).bind(None, *arguments)
-    except TypeError:
-        raise MethodError(
-            f"{cls.__name__}.{name} must take the arguments (self, {', '.join(arguments)})", key=name, valid=arguments
-        ) from None

@@ -19,32 +19,32 @@ participation = 4
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedkeep import methods, models
 from fedkeep._util.own_parts import import_from
 from fedkeep._util.text import did_you_mean, format_value, join_names
 from fedkeep._util.toml import parse_toml
 from fedkeep._util.validate import first_error, require_bool, require_choice, require_label, require_number
-from fedkeep.data import Augment, load, partition
+from fedkeep.data import load, partition
 from fedkeep.data.dataset import BOUNDS
 from fedkeep.data.normalise import check_normalise
 from fedkeep.data.public_options import check_public_options
-from fedkeep.data.reductions import check_reductions, require_effect
+from fedkeep.data.reductions import require_effect
 from fedkeep.data.sources.common import Options
 from fedkeep.engine import requirements
 from fedkeep.engine.settings import Settings
-from fedkeep.errors import ConfigError, FedkeepError, MethodError, UnsupportedMethod
+from fedkeep.errors import ConfigError, MethodError, UnsupportedMethod
 from fedkeep.experiments import own_parts
-from fedkeep.experiments.overrides import NAME_KEY, TRAIN, as_table, override
+from fedkeep.experiments.overrides import NAME_KEY, as_table, override
 from fedkeep.experiments.paths import with_absolute_paths
+from fedkeep.experiments.table_checks import not_a_name, parse_settings, require_known, require_name, require_one_method
 from fedkeep.runs.federation_copy import with_own_files
 from fedkeep.runs.files import EXPERIMENT, FORMAT, READABLE_FORMATS, ROUNDS, is_there
 
@@ -82,10 +82,10 @@ class Experiment(BaseModel):
         tables = {key: as_table(key, value) for key, value in tables.items() if key not in _METADATA_KEYS}
         if recorded and "method" in tables:
             tables["method"] = methods.with_values_before(tables["method"])
-        _require_known("", tables, cls.model_fields)
+        require_known("", tables, cls.model_fields)
         tables.setdefault("train", {})
         if isinstance(tables["train"], dict):
-            settings = _settings({**tables["train"], "seed": tables.get("seed", 0)})
+            settings = parse_settings({**tables["train"], "seed": tables.get("seed", 0)})
             if not recorded:  # runs of earlier versions are read as they are
                 require_effect(settings.reductions, settings.rounds, "train.", ConfigError)
             tables["train"] = settings
@@ -98,7 +98,7 @@ class Experiment(BaseModel):
             )
         for key in NAME_KEY:
             if not isinstance(tables[key], dict):
-                raise _not_a_name(key, tables[key])
+                raise not_a_name(key, tables[key])
         try:
             made = cls(**tables)
         except ValidationError as error:
@@ -152,9 +152,9 @@ class Experiment(BaseModel):
     @field_validator("method")
     @classmethod
     def _method(cls, table: dict[str, Any]) -> dict[str, Any]:
-        kind = methods.get(_require_one_method(table))
+        kind = methods.get(require_one_method(table))
         hyperparameters = {key: value for key, value in table.items() if key != "name"}
-        _require_known("method", hyperparameters, ["name", *kind.hyperparameters()], of=f" of {kind.name}")
+        require_known("method", hyperparameters, ["name", *kind.hyperparameters()], of=f" of {kind.name}")
         kind(**hyperparameters)
         return {"name": methods.canonical_name(table["name"]), **kind.defaults(), **hyperparameters}
 
@@ -177,17 +177,17 @@ class Experiment(BaseModel):
                 key="model.class",
                 value=table["class"],
             )
-        if not own_parts.is_own("model", _require_name("model", table)):
-            _require_known("model", table, ["name", *models.options(table["name"])])
+        if not own_parts.is_own("model", require_name("model", table)):
+            require_known("model", table, ["name", *models.options(table["name"])])
         return table
 
     @field_validator("data")
     @classmethod
     def _data(cls, table: dict[str, Any]) -> dict[str, Any]:
-        is_own = own_parts.is_own("data", _require_name("data", table))
+        is_own = own_parts.is_own("data", require_name("data", table))
         own = [name for name in inspect.signature(load).parameters if name != "options"]
         if not is_own:
-            _require_known("data", table, [*own, *(f.name for f in fields(Options))])
+            require_known("data", table, [*own, *(f.name for f in fields(Options))])
         if not is_own and not isinstance(table.get("tokenizer", ""), str):
             raise ConfigError(
                 f"data.tokenizer must be a text, not {format_value(table['tokenizer'])}: a function can be given in "
@@ -206,7 +206,7 @@ class Experiment(BaseModel):
     @field_validator("split")
     @classmethod
     def _split(cls, table: dict[str, Any]) -> dict[str, Any]:
-        kind = require_choice("split.kind", _require_name("split", table), partition.KINDS, error=ConfigError)
+        kind = require_choice("split.kind", require_name("split", table), partition.KINDS, error=ConfigError)
         parameters = inspect.signature(partition.KINDS[kind]).parameters.items()
         options = {name: parameter for name, parameter in parameters if name not in ("y", "ids")}
         if kind == "file" and "validation" in table:
@@ -215,7 +215,7 @@ class Experiment(BaseModel):
                 key="split.validation",
                 value=table["validation"],
             )
-        _require_known("split", table, ["kind", *(["validation"] if kind != "file" else []), *options])
+        require_known("split", table, ["kind", *(["validation"] if kind != "file" else []), *options])
         for name, parameter in options.items():
             if parameter.default is parameter.empty and name not in table:
                 raise ConfigError(f"split.{name} is missing: {kind} needs it", key=f"split.{name}")
@@ -283,78 +283,3 @@ def read(path: Path) -> dict[str, Any]:
     if own_parts.named_code(tables):
         import_from(path.parent)
     return with_absolute_paths(tables, path.parent)
-
-
-def _settings(table: dict[str, Any]) -> Settings:
-    _require_known("train", {key: value for key, value in table.items() if key != "seed"}, TRAIN)
-    if isinstance(table.get("augment"), dict):
-        _require_known("train.augment", table["augment"], [f.name for f in fields(Augment)])
-    for key, value in table.items():
-        if isinstance(value, bool) and key not in ("deterministic", "tf32", "drop_last"):
-            raise ConfigError(f"train.{key} cannot be {str(value).lower()}", key=f"train.{key}", value=value)
-    if table.get("reductions") is not None:
-        try:
-            table = {**table, "reductions": check_reductions(table["reductions"])}
-        except FedkeepError as error:
-            raise ConfigError(f"train.{error}", key=f"train.{error.key}", value=error.value) from None
-    try:
-        return _settings_adapter().validate_python(table)
-    except ValidationError as error:
-        first = first_error("" if error.errors()[0]["loc"] == ("seed",) else "train.", error)
-        if first.key in TRAIN:
-            first.key = f"train.{first.key}"
-        raise first from None
-
-
-@functools.cache
-def _settings_adapter() -> TypeAdapter[Settings]:
-    """Return the validator of settings. To build it takes 10 ms, and a table has hundreds of experiments."""
-    return TypeAdapter(Settings)
-
-
-def _require_name(section: str, table: dict[str, Any]) -> str:
-    """Return the name in a section, such as method.name or split.kind; raise if there is none."""
-    key = f"{section}.{NAME_KEY[section]}"
-    name = table.get(NAME_KEY[section])
-    if name is None:
-        raise ConfigError(f"{key} is missing", key=key)
-    if not isinstance(name, str):
-        raise _not_a_name(key, name)
-    return name
-
-
-def _not_a_name(key: str, value: Any) -> ConfigError:
-    """Return the error of a part that is given as an object, or as anything else than a name."""
-    return ConfigError(
-        f"{key} must be a name, not {format_value(value)}: an experiment names its parts; "
-        "to use objects of Python, call fedkeep.simulate",
-        key=key,
-        value=value,
-    )
-
-
-def _require_one_method(table: dict[str, Any]) -> str:
-    """Return the method's name; raise if several are named, and say which options take several."""
-    name = table.get("name")
-    several = ",".join(map(str, name)) if isinstance(name, list) else str(name).strip("[]")
-    if several == "all" or "," in several:
-        names = "fedavg,fedntd" if several == "all" else several
-        raise ConfigError(
-            f"method = {format_value(name)}: an experiment has one method. For one run of each of several, use fedkeep "
-            f"run with --sweep method={several}; to tune several, use fedkeep tune with --methods {names}",
-            key="method.name",
-            value=name,
-        )
-    return _require_name("method", table)
-
-
-def _require_known(section: str, table: dict[str, Any], valid: Iterable[str], of: str = "") -> None:
-    """Raise if a table has a key that is not among the valid ones; `of` says of what, in the message."""
-    names = sorted(valid)
-    for key, value in table.items():
-        if key not in names:
-            full = f"{section}.{key}" if section else key
-            suggestion = did_you_mean(key, names, section)
-            if not section and key in TRAIN:
-                suggestion = f"write it in the table [train]; {suggestion}"
-            raise ConfigError(f"unknown key {full!r}{of}: {suggestion}", key=full, value=value, valid=names)

@@ -306,7 +306,7 @@ def test_the_page_runs_from_a_csv_to_a_flower_app(tmp_path: Path, monkeypatch: p
     names["server"](MemoryGrid(nodes, config), Context(1, 1, {}, RecordDict(), config))
     simulated, federated = (fk.load_run(tmp_path / name) for name in ("runs/notes", "federation"))
     assert federated.records[1]["cohort"] == [0, 1, 2]
-    loop = fk.simulate("fedntd", names["model"](), data, hospitals, **names["TRAINING"], engine="loop")
+    loop = fk.simulate("fedkeep", names["model"](), data, hospitals, **names["TRAINING"], engine="loop")
     assert same(loop.params, federated.params)
     assert simulated.accuracy[-1] == pytest.approx(federated.accuracy[-1], abs=0.05)
 
