@@ -137,7 +137,8 @@ class Job:
         """
         labels = self._labels_on_disk()
         if self.table.extended is not None:
-            served = self._extended_labels()
+            cells = map(self._in_extended, dataclasses.replace(self, seeds=1).cells(self.rows))
+            served = {f"{cell.column}/{cell.row}" for cell in cells if cell is not None}
             others = self._of_extended(self.table.extended)._labels_on_disk()
             labels += [label for label in others if label.rpartition("-seed-")[0] in served]
         found = [int(label.rpartition("-")[2]) for label in labels if label[-1].isdigit()]
@@ -151,18 +152,6 @@ class Job:
             found += [path.relative_to(folder).as_posix() for path in folder.glob(f"*/{row}-seed-*")]
             with suppress(RunError):  # a damaged file: `load_existing` reports it
                 found += [label for label in kept.read(self.kept_file(row)) if f"/{row}-seed-" in label]
-        return found
-
-    def _extended_labels(self) -> set[str]:
-        """Return the cells of the extended table that are the same experiments as cells of this job, without seeds."""
-        found, seed = set(), self.table.first_seed
-        for column, row in itertools.product(self.columns, self.rows):
-            if (other := self.table.extended_cell(column, row)) is not None:
-                table, of_column, of_row = other
-                overrides = self.overrides_of(row)
-                ours = self.table.experiment(column, row, seed, self.quick, overrides)
-                if ours == table.experiment(of_column, of_row, seed, self.quick, overrides):
-                    found.add(f"{of_column}/{of_row}")
         return found
 
     def cells(self, rows: Sequence[str]) -> list[Cell]:
@@ -219,16 +208,22 @@ class Job:
 
     def _existing(self, cell: Cell) -> History | None:
         """Return a run of this cell, or of the same experiment: the extended table's, or another cell's; else None."""
-        history, other = self._own(cell), self.table.extended_cell(cell.column, cell.row)
-        if history is None and other is not None:
-            table, column, row = other
-            experiment = table.experiment(column, row, cell.seed, self.quick, self.overrides_of(cell.row))
-            if experiment == cell.experiment:
-                history = self._of_extended(table)._own(Cell(column, row, cell.seed, experiment))
+        history, other = self._own(cell), self._in_extended(cell)
+        if history is None and other is not None and self.table.extended is not None:
+            history = self._of_extended(self.table.extended)._own(other)
         for twin in self._twins(cell) if history is None else ():
             with suppress(FedkeepError):  # it is reported in its own cell
                 history = history or self._own(twin)
         return history
+
+    def _in_extended(self, cell: Cell) -> Cell | None:
+        """Return the cell of the extended table that is the same experiment as this cell; None if there is none."""
+        other = self.table.extended_cell(cell.column, cell.row)
+        if other is None:
+            return None
+        table, column, row = other
+        experiment = table.experiment(column, row, cell.seed, self.quick, self.overrides_of(cell.row))
+        return Cell(column, row, cell.seed, experiment) if experiment == cell.experiment else None
 
     def _twins(self, cell: Cell) -> list[Cell]:
         """Return the other cells of the table that are the same experiment: one run serves all of them."""
