@@ -106,6 +106,8 @@ class FedAvg:
             cls.title = cls.__name__
         if "averaged" not in vars(cls) and {"aggregate", "finish"} & vars(cls).keys():
             setattr(cls, "averaged", ())  # noqa: B010 (what the parent declares need not hold; mypy: it is a property)
+        if "corrects" not in vars(cls) and "correct" in vars(cls):
+            setattr(cls, "corrects", True)  # noqa: B010 (as above)
         check_hooks(cls, FedAvg, HOOKS)
 
     def __post_init__(self) -> None:

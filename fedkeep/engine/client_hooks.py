@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import tree
+from fedkeep._util.text import format_value
 from fedkeep.engine.round_parts import visit_part
 from fedkeep.errors import MethodError
 from fedkeep.method import FedAvg
@@ -36,12 +37,15 @@ def require_whole_batches(method: FedAvg, part_size: int | None) -> None:
 
 def require_weight_names(method: FedAvg, task: Task, hook: str) -> frozenset[str]:
     """Return the names of weights that `frozen` or `centred_weights` returns; raise unless the model has them all."""
-    names = frozenset(getattr(method, hook)(task)) if method.uses(hook) else frozenset()
-    if unknown := sorted(names - task.init.keys()):
+    listed = getattr(method, hook)(task)
+    names: list[Any] = list(listed) if isinstance(listed, Iterable) and not isinstance(listed, str) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise MethodError(f"{method.name}: {hook} must return names of weights, not {format_value(listed)}", key=hook)
+    if unknown := sorted(set(names) - task.init.keys()):
         raise MethodError(f"{method.name}: {hook} names {unknown[0]!r}, which is not a weight of the model", key=hook)
-    if hook == "frozen" and names == task.init.keys():
+    if hook == "frozen" and set(names) == task.init.keys():
         raise MethodError(f"{method.name}: frozen names all weights, so nothing would be trained", key=hook)
-    return names
+    return frozenset(names)
 
 
 def require_pair(method: FedAvg, hook: str, pair: str, value: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The loss of a local step and its gradient: of all passes, combined, corrected and clipped.
+"""The loss of a local step and its gradient: of all passes, combined, centred, corrected and clipped.
 
 It is written once for both engines. `each` decides for how many clients at a time: `call_one` for one client,
 `map_clients` over a leading client axis. The gradient of the *sum* of the clients' losses is every client's own

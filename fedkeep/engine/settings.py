@@ -76,6 +76,11 @@ class SettingsDict(TypedDict, total=False):
     read_out: str | None
 
 
+def default_weight_decay(optimizer: str) -> float:
+    """Return the weight decay of clients that is not given."""
+    return 0.0 if optimizer == "adam" else 1e-5
+
+
 @dataclass(frozen=True, repr=False)
 class Settings:
     """Settings of a run, shared by all methods; the defaults are FedNTD's.
@@ -162,7 +167,7 @@ class Settings:
     def __post_init__(self) -> None:
         given: Any = self.weight_decay
         if given is None:
-            object.__setattr__(self, "weight_decay", 0.0 if self.optimizer == "adam" else 1e-5)
+            object.__setattr__(self, "weight_decay", default_weight_decay(self.optimizer))
         for f in fields(self):
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
@@ -201,7 +206,8 @@ class Settings:
         self._check_privacy()
 
     def __repr__(self) -> str:
-        changed = {name: getattr(self, name) for name, default in DEFAULTS.items() if getattr(self, name) != default}
+        defaults = {**DEFAULTS, "weight_decay": default_weight_decay(self.optimizer)}
+        changed = {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @property

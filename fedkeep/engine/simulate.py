@@ -21,7 +21,7 @@ from fedkeep.engine.extend import round_to_repeat
 from fedkeep.engine.federation import Federation
 from fedkeep.engine.option_places import require_setting
 from fedkeep.engine.progress import with_progress
-from fedkeep.engine.settings import Settings, SettingsDict
+from fedkeep.engine.settings import DEFAULTS, Settings, SettingsDict
 from fedkeep.engine.setup import make_method, require_dataset
 from fedkeep.engine.simulation import Callback, Simulation
 from fedkeep.engine.user_metrics import Metrics
@@ -255,7 +255,7 @@ def _with_settings(function: Callable[..., History]) -> inspect.Signature:
     own = inspect.signature(function)
     stated = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     added = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[f.name], annotation=f.type)
         for f in fields(Settings)
     ]
     return own.replace(parameters=[*stated, *added])

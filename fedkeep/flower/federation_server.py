@@ -23,7 +23,7 @@ from fedkeep.data.labels import require_numbers
 from fedkeep.engine import device, privacy, provenance, server_hooks, setup
 from fedkeep.engine.evaluate import logits_and_loss
 from fedkeep.engine.scores import Scorer, Sites
-from fedkeep.engine.settings import DEFAULTS, Settings
+from fedkeep.engine.settings import DEFAULTS, Settings, default_weight_decay
 from fedkeep.engine.upload_form import upload_form
 from fedkeep.engine.user_metrics import Metrics, require_metrics
 from fedkeep.errors import DataError, FedkeepError, RunError
@@ -77,6 +77,9 @@ class FederationServer:
         """Apply the settings among the config that `start` received; other keys are the app's own."""
         values = {key.replace("-", "_"): value for key, value in config.items()}
         settings = {key: value for key, value in values.items() if key in Settings.__dataclass_fields__}
+        if self.settings.weight_decay == default_weight_decay(self.settings.optimizer):
+            optimizer = settings.get("optimizer", self.settings.optimizer)
+            settings.setdefault("weight_decay", default_weight_decay(optimizer))
         changed = sorted(key for key, value in settings.items() if value != getattr(self.settings, key))
         for key in ("average_weights", "read_out"):
             if key in changed:

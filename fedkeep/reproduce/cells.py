@@ -136,11 +136,10 @@ class Job:
         Runs of the extended table count where they serve a cell of this job.
         """
         labels = self._labels_on_disk()
-        if self.table.extended is not None:
+        if (extended := self._extended()) is not None:
             cells = map(self._in_extended, dataclasses.replace(self, seeds=1).cells(self.rows))
             served = {f"{cell.column}/{cell.row}" for cell in cells if cell is not None}
-            others = self._of_extended(self.table.extended)._labels_on_disk()
-            labels += [label for label in others if label.rpartition("-seed-")[0] in served]
+            labels += [label for label in extended._labels_on_disk() if label.rpartition("-seed-")[0] in served]
         found = [int(label.rpartition("-")[2]) for label in labels if label[-1].isdigit()]
         return max((seed - self.table.first_seed + 1 for seed in found), default=0)
 
@@ -209,8 +208,8 @@ class Job:
     def _existing(self, cell: Cell) -> History | None:
         """Return a run of this cell, or of the same experiment: the extended table's, or another cell's; else None."""
         history, other = self._own(cell), self._in_extended(cell)
-        if history is None and other is not None and self.table.extended is not None:
-            history = self._of_extended(self.table.extended)._own(other)
+        if history is None and other is not None and (extended := self._extended()) is not None:
+            history = extended._own(other)
         for twin in self._twins(cell) if history is None else ():
             with suppress(FedkeepError):  # it is reported in its own cell
                 history = history or self._own(twin)
@@ -244,10 +243,12 @@ class Job:
                 groups.setdefault(json.dumps(about, sort_keys=True), []).append((column, row))
         return {place: group for group in groups.values() for place in group}
 
-    def _of_extended(self, table: Table) -> Job:
-        """Return the job of the extended table with the rows that the selected rows extend."""
+    def _extended(self) -> Job | None:
+        """Return the job of the extended table, if any, with the rows that the selected rows extend."""
+        if self.table.extended is None:
+            return None
         rows = [row for name in self.rows if (row := self.table.rows[name].extends) is not None]
-        return dataclasses.replace(self, table=table, columns=[], rows=rows)
+        return dataclasses.replace(self, table=self.table.extended, columns=[], rows=rows)
 
     def _own(self, cell: Cell) -> History | None:
         """Return a run of this table from its folder, or from the file of kept runs; None if there is none."""

@@ -30,6 +30,7 @@ from fedkeep.testing.fixtures import (
     WithDropout,
     changed_by_the_server,
     changed_in_a_step,
+    corrected,
     local_of,
     one_step,
 )
@@ -243,6 +244,15 @@ def _needs_are_declared(method: FedAvg, problem: Problem, expect: Expect) -> Non
             except MethodError:
                 trained = False
             expect.true(trained != ("classifier" in one.needs), "a fixed classifier and the need of one differ")
+
+
+@check
+def _gradients_stay_where_correct_is_not_called(method: FedAvg, problem: Problem, expect: Expect) -> None:
+    """Where `corrects` is False, `correct` returns the gradients as they are; also where an option decides."""
+    for one in (method, *(_with_test_value(method, field) for field in method.hyperparameters())):
+        if one.uses("correct") and not one.corrects:
+            before, after = corrected(problem.simulation(one))
+            expect.same(before, after, "`corrects` is False, but `correct` changes gradients", tolerance=0)
 
 
 def _with_test_value(method: FedAvg, field: str) -> FedAvg:

@@ -69,6 +69,16 @@ def changed_in_a_step(sim: Simulation) -> dict[str, list[str]]:
     return changed
 
 
+def corrected(sim: Simulation) -> tuple[Tree, Tree]:
+    """Return gradients of one client, and what `correct` makes of them."""
+    shared, facts, prepared, _ = _one_batch(sim, pad=0)
+    params = tree.map(torch.clone, shared["params"])
+    grads = tree.map(torch.clone, sim.local.trained(params))
+    with torch.no_grad():
+        visit = Visit("correct", sim.task, shared, facts=facts, local=prepared)
+        return grads, sim.method.correct(visit, params, tree.map(torch.clone, grads))
+
+
 def changed_by_the_server(sim: Simulation) -> dict[str, list[str]]:
     """Return, for each server hook before training, the leaves of its arguments that it wrote into."""
     method, task, params = sim.method, sim.task, tree.map(torch.clone, sim.task.init)

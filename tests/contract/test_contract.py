@@ -19,6 +19,7 @@ from support.problems import Problem, gap
 from fedkeep import tree
 from fedkeep.errors import MethodError
 from fedkeep.method import HOOKS, FedAvg, hyper
+from fedkeep.methods import GCFed
 from fedkeep.testing import CHECKS, check_method
 
 INSTANCES = {name: quick(name) for name in METHODS}  # one each: checks share the runs of an instance
@@ -217,6 +218,13 @@ class UsesBothAlways(FedAvg):
         return tree.map(lambda g: g + self.shift * (2 if self.on else 1), grads)
 
 
+class CorrectsUncalled(FedAvg):
+    corrects = False
+
+    def correct(self, visit, params, grads):
+        return tree.map(lambda g: 2 * g, grads)
+
+
 class AveragesUnknown(FedAvg):
     averaged = ("params", "dc")
 
@@ -252,6 +260,7 @@ class AveragesUnknown(FedAvg):
         (NeedsNoClassifier(), "needs_are_declared"),
         (AveragesUnknown(), "averaged_entries_are_averaged"),
         (NeedsEveryUpload(), "needs_are_declared"),
+        (CorrectsUncalled(), "gradients_stay_where_correct_is_not_called"),
         (UsesPushWithAdam(), "hyperparameters_without_effect_have_none"),
         (UsesBothAlways(), "hyperparameters_without_effect_have_none"),
     ],
@@ -402,6 +411,9 @@ def test_a_name_close_to_a_hooks_is_warned_about(caplog: pytest.LogCaptureFixtur
     type("Misspelt", (FedAvg,), {"anotate": lambda self, visit, x, y: {}})
     assert "anotate" in caplog.text
     assert "annotate" in caplog.text
+    caplog.clear()
+    type("Declares", (FedAvg,), {"corrects": False, "correct": lambda self, visit, params, grads: grads})
+    assert not caplog.text
 
 
 class SentInOtherForms(FedAvg):
@@ -439,12 +451,55 @@ def test_broken_rules_before_training_are_found_and_named(method: FedAvg, check:
         ("frozen", lambda self, task: ["no such weight"]),
         ("frozen", lambda self, task: list(task.init)),
         ("centred_weights", lambda self, task: ["no such weight"]),
+        ("centred_weights", lambda self, task: "classifier.weight"),
+        ("centred_weights", lambda self, task: None),
+        ("frozen", lambda self, task: [0, "classifier.weight"]),
     ],
-    ids=["tensor", "number", "another form", "unknown", "everything", "centred unknown"],
+    ids=["tensor", "number", "another form", "unknown", "all", "centred unknown", "text", "nothing", "a number"],
 )
 def test_a_wrong_result_of_a_hook_before_training_raises(problem: Problem, hook: str, function, engine: str) -> None:
     with raises(MethodError, key=hook):
         problem.run(type("Wrong", (FedAvg,), {hook: function, "reveals": "nothing"})(), engine=engine)
+
+
+class CentresAndShifts(FedAvg):
+    def centred_weights(self, task):
+        return list(task.init)
+
+    def correct(self, visit, params, grads):
+        return tree.map(lambda g: g + 1, grads)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_gradients_are_centred_then_corrected(problem: Problem, engine: str) -> None:
+    """All that is left of a row's mean is the shift of 1, once in each of one client's steps."""
+    settings = {"epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "engine": engine}
+    sim = problem.simulation(CentresAndShifts(), **settings)
+    job = sim.job(5, 1)
+    trained = sim.engine.train({"params": sim.params}, [job], 0.1).params
+    for name, w in sim.params.items():
+        if w.ndim == 2:
+            assert torch.allclose((trained[name][0] - w).mean(1), torch.tensor(-0.1 * job.plan.steps).double())
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("method", [CentresAndShifts(), GCFed(form="local")], ids=["corrected", "centred"])
+def test_gradients_are_clipped_last(problem: Problem, method: FedAvg, engine: str) -> None:
+    """The step of a clipped gradient is as long as the norm allows."""
+    settings = {"epochs": 1, "batch_size": 50, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.01}
+    sim = problem.simulation(method, **settings, engine=engine)
+    trained = tree.take(sim.engine.train({"params": sim.params}, [sim.job(5, 1)], 0.1).params, 0)
+    step = tree.sub(trained, sim.params)
+    assert tree.dot(step, step).sqrt().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_a_method_with_correct_corrects_whatever_its_parent_declares() -> None:
+    class Doubled(GCFed):
+        def correct(self, visit, params, grads):
+            return tree.map(lambda g: 2 * g, grads)
+
+    assert Doubled().corrects
+    assert not GCFed().corrects
 
 
 def test_what_is_sent_to_one_client_must_be_explained() -> None:

@@ -519,7 +519,8 @@ def test_methods_that_only_centre_gradients_keep_the_products(
     sim.task.accelerator.kernels = True
     found = Stacked(sim.local, sim.x, sim.y, layers.vmap_with_kernels).train(shared, jobs, 0.1)
     assert gap(found.params, expected.params) < 5e-3  # TF32
-    assert gap(found.params, shared["params"]) > 0.01
+    moved = (found.params["classifier.weight"] - shared["params"]["classifier.weight"]).abs().amax((1, 2))
+    assert (moved > 0.01).all()
     assert bool(taken) == stay
 
 

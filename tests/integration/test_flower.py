@@ -255,6 +255,16 @@ def test_settings_of_start_are_used_unless_a_run_folder_records_them(three: Prob
     assert len(fk.load_run(tmp_path / "run").records) == 2
 
 
+def test_another_optimizer_of_start_has_its_own_weight_decay(three: Problem) -> None:
+    settings = {name: value for name, value in three.settings.items() if name != "weight_decay"}
+    three, method = dataclasses.replace(three, settings=settings), fk.methods.FedAvg()
+    for decay in ({}, {"weight-decay": 1e-3}):
+        strategy = strategy_of(three, method)
+        strategy.start(grid_of(three, method), num_rounds=1, train_config=ConfigRecord({"optimizer": "adam", **decay}))
+        alone = three.run(method, rounds=1, optimizer="adam", weight_decay=decay.get("weight-decay", 0.0))
+        assert same(alone.server, strategy.federation.state.server)
+
+
 # Through the apps, with the app's config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import re
 from pathlib import Path
@@ -192,6 +193,9 @@ def test_adam_does_not_decay_weights_by_default() -> None:
     assert [fk.Settings(optimizer=name).weight_decay for name in ("sgd", "adamw", "adam")] == [1e-5, 1e-5, 0.0]
     assert fk.Settings(optimizer="adam", weight_decay=1e-5).weight_decay == 1e-5
     assert repr(fk.Settings()) == "Settings()"
+    assert repr(fk.Settings(optimizer="adam")) == "Settings(optimizer='adam')"
+    assert repr(fk.Settings(optimizer="adam", weight_decay=1e-5)) == "Settings(weight_decay=1e-05, optimizer='adam')"
+    assert inspect.signature(fk.simulate).parameters["weight_decay"].default == 1e-5
     data = make_text_data()
     model = fk.models.build("bag", data.input_shape, data.n_classes)
     start = {name: value.clone() for name, value in model.state_dict().items()}
