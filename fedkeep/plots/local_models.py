@@ -11,7 +11,16 @@ from fedkeep import forgetting as fg
 from fedkeep._util.text import short_name
 from fedkeep.analysis.anatomy import Anatomy
 from fedkeep.analysis.groups import Group
-from fedkeep.plots.style import COLOUR_SCALE, figure, grid, legend, line_style, over_rounds, tick_classes
+from fedkeep.plots.style import (
+    COLOUR_SCALE,
+    figure,
+    grid,
+    legend,
+    line_style,
+    over_rounds,
+    set_panel_title,
+    tick_classes,
+)
 
 NOT_EVALUATED = "local models must have been evaluated (eval_local_every=1)"
 
@@ -69,7 +78,7 @@ def anatomy(groups: Sequence[Group]) -> Any:
             axes.set_yticks(range(len(labels)), labels, fontsize=6)
         else:
             axes.set_yticks([0, len(labels) - 1], [labels[0], labels[-1]], fontsize=6)
-        axes.set_title(g.label)
+        set_panel_title(axes, g.label)
         axes.set_xlabel("class")
         if g.runs[0].history.class_names is not None:
             tick_classes(axes.xaxis, g.runs[0].history, models.shape[1])

@@ -34,6 +34,7 @@ from fedkeep.plots.style import (
     parse_formats,
     plot_style,
     save,
+    set_panel_title,
     tick_classes,
 )
 from fedkeep.runs.label_counts import count_labels, label_counts_of
@@ -145,7 +146,7 @@ def classes(groups: Sequence[Group]) -> Any:
         image = axes.imshow(
             mean, aspect="auto", cmap=COLOUR_SCALE, vmin=0, vmax=1, extent=edges, interpolation="nearest"
         )
-        axes.set_title(g.label)
+        set_panel_title(axes, g.label)
         axes.set_xlabel("round")
         tick_classes(axes.yaxis, groups[0].runs[0].history, len(mean))
         axes.spines[:].set_visible(False)
@@ -193,7 +194,7 @@ def where(groups: Sequence[Group]) -> Any:
         at = np.arange(number)
         axes.bar(at - 0.2, local, 0.4, color=COLOURS[0], label="local training")
         axes.bar(at + 0.2, aggregation, 0.4, color=COLOURS[4], label="aggregation")
-        axes.set_title(g.label)
+        set_panel_title(axes, g.label)
         axes.set_xlabel("class")
         axes.tick_params(labelbottom=True)  # also above other panels, where shared axes have none
         if g.runs[0].history.class_names is not None:

@@ -108,9 +108,14 @@ def over_rounds(g: Group, measure: Callable[[Run], np.ndarray]) -> tuple[np.ndar
 
 
 def grid(panels: int) -> tuple[int, int]:
-    """Return columns and rows of a grid of panels: two by two rather than three and one."""
-    across = 2 if panels in (2, 4) else min(3, panels)
+    """Return columns and rows of a grid of panels: two by two rather than three and one, and twice four."""
+    across = {2: 2, 4: 2, 7: 4, 8: 4}.get(panels, min(3, panels))
     return across, -(-panels // across)
+
+
+def set_panel_title(axes: Any, label: str) -> None:
+    """Set the title of a panel of a grid, smaller if it is as long as the panel is wide."""
+    axes.set_title(label, fontsize=7.5 if len(label) > 24 else None)
 
 
 def class_labels(history: History, number: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -308,6 +309,26 @@ def test_the_instruments_page_names_every_measure_and_study() -> None:
     known = [n for n, f in vars(fk.forgetting).items() if callable(f) and not n.startswith("_")]
     helpers = {"Any", "Sequence", "accuracy", "class_accuracy", "smoothed", "underlying_distribution"}
     assert [name for name in [*known, *fk.instruments.STUDIES] if name not in helpers and f"`{name}" not in text] == []
+
+
+def test_the_first_comparison_of_the_readme_shows_the_runs_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best on two shards first, with one digit less than on the page of results."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("FEDKEEP_DATA", "nowhere")
+    result = CliRunner().invoke(app, shlex.split("reproduce fedkeep/table-1 --seeds 3 --show --json --runs results"))
+    methods: dict[str, list[dict]] = {}
+    for column in json.loads(result.stdout)["columns"]:
+        for row in column["rows"]:
+            methods.setdefault(row["label"], []).append(row["measures"])
+    expected = []
+    for name, columns in sorted(methods.items(), key=lambda item: -item[1][0]["smoothed"]["ours"]):
+        cells = []
+        for one in columns:
+            accuracy = f"{one['smoothed']['ours']:.1f}±{one['smoothed']['spread']:.1f}"
+            cells.append(f"{accuracy} / {one['forgetting']['ours']:.2f}")
+        expected.append(f"| {name} | {' | '.join(cells)} |")
+    section = (ROOT / "README.md").read_text().partition("## How FedKeep compares")[2].partition("##")[0]
+    assert [line.replace("**", "") for line in section.splitlines() if line.startswith("|")][2:] == expected
 
 
 def test_the_results_page_shows_the_runs_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
