@@ -126,7 +126,7 @@ def reproduce(
             job.run(results, todo, jobs, progress)
     if keep is not None:
         for file in job.keep(keep):
-            Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False)
+            Console(stderr=True).print(f"kept in {file}", highlight=False, markup=False, soft_wrap=True)
     comparisons = against_paper.compare_columns(job, results)
     judged = [] if paper_tables.disclaimers(job) else claim_entries(table, comparisons)
     drawing = plots is not None or bool(table.plots and not show)

@@ -87,6 +87,17 @@ def finished(table: spec.Table, row: str, seed: int, accuracy: float) -> History
 # Kept runs
 
 
+def test_a_kept_file_is_named_on_one_line(table: spec.Table, tmp_path: Path) -> None:
+    name = f"{tmp_path.name}/table-0"
+    file, folder = tmp_path / "table-0.toml", tmp_path / ("long" * 30)
+    kept.write(tmp_path / f"runs/{name}.jsonl.gz", {"two/fedavg-seed-0": finished(table, "fedavg", 0, 0.5)})
+    chosen = ["--column", "two", "--methods", "fedavg", "--seeds", "1"]
+    places = ["--runs", str(tmp_path / "runs"), "--keep", str(folder)]
+    done = CliRunner().invoke(app, ["reproduce", str(file), *chosen, *places], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    assert f"kept in {folder / name}.jsonl.gz" in done.stderr.splitlines()
+
+
 def test_a_kept_run_has_its_local_models(tmp_path: Path) -> None:
     text = TABLE.replace("eval_every = 2", "eval_local_every = 2").replace(
         '["final"]', '["final", "local_forgetting", "aggregation_forgetting"]'
