@@ -272,11 +272,17 @@ NETWORKS = ["cnn_fedntd", "cnn_fedssd", "resnet8", "resnet10 with BatchNorm"]
 
 
 @pytest.mark.parametrize(
-    ("model", "autocast"),
+    ("method", "model", "autocast"),
     # with augmentation and autocast, torch's own convolutions refuse the teacher's weights under vmap
-    [*((model, autocast) for model in NETWORKS for autocast in (None, "bfloat16")), ("reflect padding", None)],
+    [
+        *(("fedntd", model, autocast) for model in NETWORKS for autocast in (None, "bfloat16")),
+        ("fedntd", "reflect padding", None),
+        *((method, "cnn_fedntd", autocast) for method in ("fedkeep", "gcfed") for autocast in (None, "bfloat16")),
+    ],
 )
-def test_the_papers_networks_train_alike_with_and_without_our_layers(model: str, autocast: str | None) -> None:
+def test_the_papers_networks_train_alike_with_and_without_our_layers(
+    method: str, model: str, autocast: str | None
+) -> None:
     network: Any = model
     augment = Augment()
     if model == "resnet10 with BatchNorm":
@@ -290,7 +296,7 @@ def test_the_papers_networks_train_alike_with_and_without_our_layers(model: str,
 
     def moved(each: Any = None, **changes: Any) -> tree.Tree:
         settings = fk.Settings(rounds=1, participation=2, epochs=1, batch_size=10, lr=0.01, augment=augment, **changes)
-        sim = fk.Simulation("fedntd", network, data, clients, settings)
+        sim = fk.Simulation(method, network, data, clients, settings)
         if each is not None:
             assert sim.engine.each is layers.vmap_with_kernels
             sim.engine.each, sim.task.accelerator.kernels = each, each is layers.vmap_with_kernels
