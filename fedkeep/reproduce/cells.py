@@ -207,9 +207,10 @@ class Job:
 
     def _existing(self, cell: Cell) -> History | None:
         """Return a run of this cell, or of the same experiment: the extended table's, or another cell's; else None."""
-        history, other = self._own(cell), self._in_extended(cell)
-        if history is None and other is not None and (extended := self._extended()) is not None:
-            history = extended._own(other)
+        history = self._own(cell)
+        if history is None and (extended := self._extended()) is not None:
+            other = self._in_extended(cell)
+            history = None if other is None else extended._own(other)
         for twin in self._twins(cell) if history is None else ():
             with suppress(FedkeepError):  # it is reported in its own cell
                 history = history or self._own(twin)
