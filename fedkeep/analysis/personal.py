@@ -7,13 +7,13 @@ to three models. `fedkeep.instruments.personal` measures them; docs/personalisat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkeep._util.text import format_mean
+from fedkeep._util.text import format_mean, join_names
 from fedkeep.analysis.groups import Group
 from fedkeep.runs.history import History
 
@@ -165,6 +165,15 @@ class Measured:
         return f"Personalised accuracy after round {self.after_round} ({last}), of {clients}, on {DATA[self.data]}"
 
     @property
+    def models(self) -> str:
+        """Which model each group's clients would use, for tables that show no other."""
+        labels: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.used and row.label not in labels.setdefault(row.model_text, []):
+                labels[row.model_text].append(row.label)
+        return "; ".join(f"{text} ({join_names(names)})" for text, names in labels.items() if names)
+
+    @property
     def caption(self) -> str:
         """What the columns are."""
         tenth = count_worst(self.clients)
@@ -206,25 +215,33 @@ class _Way(NamedTuple):
 
 def measured_groups(groups: Sequence[Group]) -> list[Measured]:
     """Return what groups of runs recorded, together if it was measured in the same way."""
-    found: dict[_Way, dict[Group, list[dict[str, Any]]]] = {}
-    for group in groups:
-        for run in group.runs:
-            if last := last_result(run.history):
-                number, result = last
-                way = _Way(result["data"], number, number == run.last_round, len(result["clients"]), result["left_out"])
-                found.setdefault(way, {}).setdefault(group, []).append(result)
+    return measured_runs((group, group.label, run.history) for group in groups for run in group.runs)
+
+
+def measured_runs(runs: Iterable[tuple[Hashable, str, History]]) -> list[Measured]:
+    """Return what runs recorded, together if it was measured in the same way.
+
+    A run is given with what it shares with the same method's other seeds, and with the label of both.
+    """
+    found: dict[_Way, dict[tuple[Hashable, str], list[dict[str, Any]]]] = {}
+    for group, label, history in runs:
+        if last := last_result(history):
+            number, result = last
+            is_last = number == int(history.records[-1]["round"])
+            way = _Way(result["data"], number, is_last, len(result["clients"]), result["left_out"])
+            found.setdefault(way, {}).setdefault((group, label), []).append(result)
     return [_measured(way, members) for way, members in found.items()]
 
 
-def _measured(way: _Way, members: dict[Group, list[dict[str, Any]]]) -> Measured:
+def _measured(way: _Way, members: dict[tuple[Hashable, str], list[dict[str, Any]]]) -> Measured:
     results = [result for several in members.values() for result in several]
     never = [len(result["never_took_part"]) for result in results]
-    rows = [row for group, several in members.items() for row in _rows(group, several)]
+    rows = [row for (_, label), several in members.items() for row in _rows(label, several)]
     analysed = max(result["rounds"] for result in results)
     return Measured(**way._asdict(), never=(min(never), max(never)), analysed=analysed, rows=tuple(rows))
 
 
-def _rows(group: Group, results: list[dict[str, Any]]) -> list[Row]:
+def _rows(label: str, results: list[dict[str, Any]]) -> list[Row]:
     rows = []
     for epochs in sorted({result["epochs"] for result in results}):
         same = [result for result in results if result["epochs"] == epochs]
@@ -236,7 +253,7 @@ def _rows(group: Group, results: list[dict[str, Any]]) -> list[Row]:
             text = describe_model(model, epochs)
             clients = _floats([value for result in same for value in result[model]["clients"]])
             known = tuple(clients[~np.isnan(clients)].tolist())
-            rows.append(Row(group.label, model, text, used_model(same[0]) == model, mean, std, len(same), known))
+            rows.append(Row(label, model, text, used_model(same[0]) == model, mean, std, len(same), known))
     return rows
 
 

@@ -39,7 +39,7 @@ def print_table(
         else:
             rows = {row.label: [Text(cell) for cell in row_cells(column, row)] for row in column.rows}
             console.print(tables.MethodTable(_title(column), headings(column), rows, caption(column)))
-        for text in [*_notes(column), *against_paper.sentences(column)]:
+        for text in _below(column):
             console.print(f" {text}", highlight=False, markup=False, soft_wrap=text == column.missing)
         console.print()
     for note in _table_notes(job):
@@ -58,10 +58,15 @@ def format_markdown(job: Job, comparisons: Sequence[ColumnComparison]) -> str:
             "",
             f"{caption(column)}.",
             "",
-            *(f"- {text}" for text in [*_notes(column), *against_paper.sentences(column)]),
+            *(f"- {text}" for text in _below(column)),
             "",
         ]
     return "\n".join([*out, *(f"- {note}" for note in _table_notes(job))]).rstrip()
+
+
+def _below(column: ColumnComparison) -> list[str]:
+    """Return what stands below a column: missing values, what personalised accuracy is of, agreement with the paper."""
+    return [*_notes(column), *against_paper.measured_clients(column), *against_paper.sentences(column)]
 
 
 def _table_notes(job: Job) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedkeep._util.text import join_names
+from fedkeep.analysis import personal
 from fedkeep.reproduce.cells import Cells, Job, Results
 from fedkeep.reproduce.gaps import UNDECIDED, Gap, MeasureComparison, gap
 from fedkeep.reproduce.measures import get_measure
@@ -132,6 +133,21 @@ def sentences(column: ColumnComparison) -> list[str]:
     return texts
 
 
+def measured_clients(column: ColumnComparison) -> list[str]:
+    """Return of which models, on which data, over which clients and after which round a column's clients are measured.
+
+    Empty unless the column has measures of personalised accuracy.
+    """
+    if not any(name.startswith(f"{personal.STUDY}.") for name in column.measures):
+        return []
+    runs = ((row.name, row.label, history) for row in column.rows for history in row.cells.histories.values())
+    which = any(name.startswith(f"{personal.STUDY}.{personal.USED}.") for name in column.measures)
+    return [
+        f"{measured.title}." + (f" Clients' models: {measured.models}." if which else "")
+        for measured in personal.measured_runs(runs)
+    ]
+
+
 def as_data(column: ColumnComparison) -> dict[str, Any]:
     """Return a column as JSON data; "never" is a target that was not reached, "failed" a run that failed."""
     rows = []
@@ -157,7 +173,7 @@ def as_data(column: ColumnComparison) -> dict[str, Any]:
         rows.append({"row": row.name, "label": row.label, **status, "measures": measures})
     order = {name: vars(column.order(name)) for name in column.measures}
     about = {"column": column.column, "label": column.label, "target": column.target, "missing": column.missing}
-    return {**about, "rows": rows, "order": order, "found": sentences(column)}
+    return {**about, "rows": rows, "order": order, "found": sentences(column), "clients": measured_clients(column)}
 
 
 def _compare_row(job: Job, results: Results, column: str, row: str) -> MethodRow:

@@ -27,6 +27,8 @@ from fedkeep.analysis.run_set import read_runs
 from fedkeep.errors import FedkeepError, MethodError
 from fedkeep.instruments.summary import sentences
 from fedkeep.method import FedAvg
+from fedkeep.reproduce.against_paper import ColumnComparison, MethodRow, measured_clients
+from fedkeep.reproduce.cells import Cells
 from fedkeep.reproduce.measures import get_measure
 
 LABELS = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]  # client 0: class 0; client 1: 0, 1, 1, 1; client 2: class 2
@@ -268,6 +270,11 @@ def test_analysis_tables_comparison_and_export_show_it(problem: Problem, folder:
     assert [row.name for row in measured.rows][1:] == ["fedala: method's own", "fedala: fine-tuned, 2 epochs"]
     assert measured.rows[1].used
     assert measured.rows[1].mean["mean"] == last["own"]["mean"]
+    row = MethodRow("fedala", "FedALA", {}, cells=Cells({0: history}))
+    [text] = measured_clients(ColumnComparison("a0.1", "Digits", row, [row], ["personal.used.mean"]))
+    assert measured.title in text
+    assert "method's own (FedALA)" in text
+    assert measured_clients(ColumnComparison("a0.1", "Digits", row, [row], ["final"])) == []
     shown = fedkeep("compare", str(folder)).stdout
     assert all(text in shown for text in ("Personalised accuracy", "worst tenth %", "best %", "test set %"))
     [compared] = json.loads(fedkeep("compare", str(folder), "--json").stdout)["problems"]
