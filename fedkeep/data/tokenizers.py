@@ -57,17 +57,31 @@ class Words:
 
 
 class Pretrained:
-    """The tokenizer of a pre-trained model, of Hugging Face's `transformers`, with the model's special tokens."""
+    """The tokenizer of a pre-trained model, of Hugging Face's `transformers`, with the model's special tokens.
+
+    Decoders often have no token for padding; then that for the end of a text takes its place.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        if tokenizer.pad_token_id is None:
-            raise DataError("the tokenizer has no padding token: set its pad_token", key="tokenizer")
+        self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if self.padding is None:
+            raise DataError(
+                "the tokenizer has neither a padding token nor one for the end of a text: set its pad_token",
+                key="tokenizer",
+            )
 
     def form(self, max_length: int) -> TextForm:
         """Return the form of texts that are cut to this many tokens."""
-        highest, padding = max(self.tokenizer.get_vocab().values()), int(self.tokenizer.pad_token_id)
-        return TextForm(max_length, highest + 1, padding, tokenizer_identity(self.tokenizer))
+        special = self.tokenizer.num_special_tokens_to_add()
+        if max_length <= special:
+            raise DataError(
+                f"max_length = {max_length} leaves no room for a text: the tokenizer adds {special} of its own to each",
+                key="max_length",
+                value=max_length,
+            )
+        highest = max(self.tokenizer.get_vocab().values())
+        return TextForm(max_length, highest + 1, int(self.padding), tokenizer_identity(self.tokenizer))
 
     def encode(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """Return the token ids of every text, with special tokens."""

@@ -19,9 +19,13 @@ from fedkeep._util.text import did_you_mean, format_value, list_some
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.errors import ModelError
 
-# the layers of a query and a value: in fedkeep and BERT, DistilBERT, DeBERTa, decoders, MPNet and T5, ModernBERT
-USUAL_TARGETS = ("query", "value", "q_lin", "v_lin", "query_proj", "value_proj", "q_proj", "v_proj", "q", "v", "Wqkv")
-TRAINED = ("classifier", "projection")  # of a network: what is trained next to the adapters
+# layers of a query and a value: in fedkeep and BERT, DistilBERT, DeBERTa, decoders, MPNet and T5, ModernBERT, GPT-2
+USUAL_TARGETS = (
+    "query", "value", "q_lin", "v_lin", "query_proj", "value_proj", "q_proj", "v_proj", "q", "v", "Wqkv", "c_attn",
+)  # fmt: skip
+TRAINED = ("classifier", "projection")  # of fedkeep's networks: what is trained next to the adapters
+# classifiers, and new layers before them, of models for sequence classification
+_HEADS = ("classifier", "pre_classifier", "classification_head", "score")
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,12 @@ class Lora:
 class LoraLinear(nn.Module):
     """A frozen linear layer with an adapter, whose output is 0 at first."""
 
-    def __init__(self, layer: nn.Linear, options: Lora) -> None:
+    def __init__(self, layer: nn.Module, options: Lora) -> None:
         super().__init__()
         self.layer = layer.requires_grad_(False)
-        self.down = nn.Parameter(layer.weight.new_empty(options.rank, layer.in_features))  # A
-        self.up = nn.Parameter(layer.weight.new_zeros(layer.out_features, options.rank))  # B
+        n_out, n_in = self.weight.T.shape if _is_transposed(layer) else self.weight.shape
+        self.down = nn.Parameter(self.weight.new_empty(options.rank, n_in))  # A
+        self.up = nn.Parameter(self.weight.new_zeros(n_out, options.rank))  # B
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
         self.scale = (2 * options.rank if options.alpha is None else options.alpha) / options.rank
         self.dropout = nn.Dropout(options.dropout)
@@ -81,42 +86,77 @@ class LoraLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The frozen weight; some models read it."""
-        return self.layer.weight
+        return self.layer.weight  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:
         """The frozen bias."""
-        return self.layer.bias
+        return self.layer.bias  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output plus the adapter's."""
         return self.layer(x) + F.linear(F.linear(self.dropout(x), self.down), self.up) * self.scale  # type: ignore[no-any-return]
 
-    def merged(self) -> nn.Linear:
-        """Return a linear layer that computes the same."""
-        layer = copy.deepcopy(self.layer)
+    def merged(self) -> nn.Module:
+        """Return a layer that computes the same."""
+        layer: Any = copy.deepcopy(self.layer)
         with torch.no_grad():
-            layer.weight += self.scale * self.up @ self.down
-        return layer
+            added = self.scale * self.up @ self.down
+            layer.weight += added.T if _is_transposed(layer) else added
+        return layer  # type: ignore[no-any-return]
 
 
-def add_lora(model: nn.Module, lora: Any = 8, train: Iterable[str] = TRAINED) -> nn.Module:
+def add_lora(model: nn.Module, lora: Any = 8, train: Iterable[str] | None = None) -> nn.Module:
     """Return a copy of a module with adapters at its queries and values, in which all other weights are frozen.
 
     `lora` is the rank, or a table with `rank`, `alpha`, `dropout` and `targets`, the ends of the names of the linear
-    layers that get an adapter. `train` are the beginnings of the names of weights that are trained as they are.
+    layers that get an adapter. `train` are the beginnings of the names of weights that are trained as they are; by
+    default the classifier: layers with a usual name, else the last linear layer.
 
-    >>> encoder = nn.TransformerEncoderLayer(8, 2, 16)
-    >>> adapted = add_lora(encoder, {"rank": 2, "targets": ["linear1"]})
+    >>> model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16), nn.Linear(8, 3))
+    >>> adapted = add_lora(model, {"rank": 2, "targets": ["linear1"]})
     >>> [name for name, p in adapted.named_parameters() if p.requires_grad]
-    ['linear1.down', 'linear1.up']
+    ['0.linear1.down', '0.linear1.up', '1.weight', '1.bias']
     """
-    return add_lora_(copy.deepcopy(model), Lora.of(lora), tuple(train))
+    if train is None:
+        names = find_classifier(model)
+    else:
+        names = tuple(train)
+        _require_names(model, names)
+    return add_lora_(copy.deepcopy(model), Lora.of(lora), names)
+
+
+def find_classifier(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of a module's classifier and of what belongs to it: by their usual names, else the last linear
+    layer's.
+
+    >>> find_classifier(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    ('2',)
+    """
+    layers = dict(model.named_modules())
+    heads = [name for name in layers if name.rpartition(".")[2] in _HEADS]
+    if not heads:
+        return tuple([name for name, layer in layers.items() if type(layer) is nn.Linear][-1:])
+    projections = dict.fromkeys("".join(name.rpartition(".")[:2]) + "projection" for name in heads)
+    return (*heads, *(name for name in projections if name in layers))
+
+
+def _require_names(model: nn.Module, names: Iterable[str]) -> None:
+    weights = [name for name, _ in model.named_parameters()]
+    for name in names:
+        if not any(_begins_with(weight, [name]) for weight in weights):
+            raise ModelError(
+                f"train: no weight's name begins with {name!r}: {did_you_mean(name, weights)}",
+                key="train",
+                value=name,
+                valid=weights,
+            )
 
 
 def add_lora_(model: nn.Module, options: Lora, train: tuple[str, ...] = TRAINED) -> nn.Module:
     """Add adapters to the module itself, and return it."""
-    linear = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
+    # a layer that is used under two names has one adapter, under both
+    linear = {name: layer for name, layer in model.named_modules(remove_duplicate=False) if _is_linear(layer)}
     wanted = USUAL_TARGETS if options.targets is None else options.targets
     chosen = [name for name in linear if _ends_with(name, wanted) and not _begins_with(name, train)]
     if not chosen:
@@ -129,20 +169,33 @@ def add_lora_(model: nn.Module, options: Lora, train: tuple[str, ...] = TRAINED)
         )
     for name, weight in model.named_parameters():
         weight.requires_grad_(weight.requires_grad and _begins_with(name, train))
+    adapted: dict[nn.Module, LoraLinear] = {}
     for name in chosen:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, LoraLinear(linear[name], options))
+        layer, (parent, _, own) = linear[name], name.rpartition(".")
+        adapted[layer] = adapted.get(layer) or LoraLinear(layer, options)
+        setattr(model.get_submodule(parent), own, adapted[layer])
     return model
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
     """Return a copy of a module with the adapters added to the layers' weights, which computes the same."""
     merged = copy.deepcopy(model)
-    for name, layer in list(merged.named_modules()):
+    layers: dict[nn.Module, nn.Module] = {}
+    for name, layer in list(merged.named_modules(remove_duplicate=False)):
         if isinstance(layer, LoraLinear):
             parent, _, own = name.rpartition(".")
-            setattr(merged.get_submodule(parent), own, layer.merged())
+            layers[layer] = layers.get(layer) or layer.merged()
+            setattr(merged.get_submodule(parent), own, layers[layer])
     return merged
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear or _is_transposed(layer)
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Whether this is a linear layer as GPT-2 has it, whose weight is [inputs, outputs]."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
 
 
 def _ends_with(name: str, ends: Iterable[str]) -> bool:

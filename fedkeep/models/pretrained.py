@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeep._util.pretrained_files import load_files, load_tokenizer, tokenizer_identity
@@ -49,16 +50,44 @@ class PretrainedBody(nn.Module):
     @torch.no_grad()
     def choose_mask(self, form: TextForm) -> None:
         """Use the ready mask if the net computes the same with it, for two texts of different lengths."""
-        real = torch.tensor([[True] * 4, [True] * 3 + [False]])[:, : form.max_length]
-        ids = torch.arange(real.numel()).reshape(real.shape) % form.vocabulary
-        x = {"input_ids": torch.where(real, ids, form.padding), "attention_mask": real}
-        expected = self(x)
-        self.ready_mask = True
+        x = _two_texts(form)
         try:
-            self.ready_mask = torch.allclose(self(x), expected, rtol=1e-3, atol=1e-4)
+            expected = self(x)
+            self.ready_mask = True
+            self.ready_mask = _is_close(self(x), expected)
         except Exception as error:  # an older version of the library, or another architecture
             log.debug("the model takes no ready mask: %s", error)
             self.ready_mask = False
+
+    @torch.no_grad()
+    def warn_of_padding(self, form: TextForm) -> None:
+        """Warn if the net computes something else for a text that is followed by more padding."""
+        x = _two_texts(form)
+        wider = {"input_ids": F.pad(x["input_ids"], (0, 1), value=form.padding)}
+        wider["attention_mask"] = F.pad(x["attention_mask"], (0, 1))
+        if wider["input_ids"].shape[1] > form.max_length:
+            return
+        try:
+            same = _is_close(self(wider), self(x))
+        except Exception as error:  # a net that takes no such ids
+            log.debug("the model cannot be tried: %s", error)
+            return
+        if not same:
+            log.warning(
+                "the model's output for a text depends on how much padding follows it, so results depend on which "
+                "texts share a batch, and differ between engines"
+            )
+
+
+def _two_texts(form: TextForm) -> TextInput:
+    """Return a batch of two texts of different lengths."""
+    real = torch.tensor([[True] * 4, [True] * 3 + [False]])[:, : form.max_length]
+    ids = torch.arange(real.numel()).reshape(real.shape) % form.vocabulary
+    return {"input_ids": torch.where(real, ids, form.padding), "attention_mask": real}
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 def transformer(
@@ -87,6 +116,8 @@ def transformer(
     adapters = None if lora is None else Lora.of(lora)
     config = load_files("AutoConfig", str(path), "path", ModelError, num_labels=n_classes)
     require_fit(str(path), config, form)
+    if config.pad_token_id is None:  # decoders need it to find the last token of a text
+        config.pad_token_id = form.padding
     form = replace(form, max_length=_n_positions(config) or LONGEST)
     if dropout is not None:
         _set_dropout(config, require_number("dropout", dropout, low=0, below=1, error=ModelError))
@@ -105,6 +136,7 @@ def transformer(
     classifier = _take_classifier(net, str(path), n_classes)
     body = PretrainedBody(net)
     body.choose_mask(form)
+    body.warn_of_padding(form)
     network = text_network(body.train(), classifier.in_features, n_classes, form, projection, head)
     if projection is None and head == "linear":
         network.classifier = classifier
@@ -155,7 +187,9 @@ def _tokenizer_of(path: str) -> str | None:
 
 def _n_positions(config: Any) -> int | None:
     most = getattr(config, "max_position_embeddings", None)
-    if most is None or getattr(config, "position_embedding_type", "absolute") not in ("absolute", None):
+    if getattr(config, "position_embedding_type", "absolute") not in ("absolute", None):
+        return None
+    if most is None or most <= 0:  # relative positions: any number
         return None
     shift = (config.pad_token_id or 0) + 1 if config.model_type in _SHIFTED_POSITIONS else 0
     return int(most) - shift

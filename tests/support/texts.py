@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -61,8 +62,7 @@ def write_tiny_bert(folder: Path, positions: int = 32, **changes: int) -> Path:
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
-    words = dict.fromkeys(" ".join(SUBJECTS).split())
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "very", *words]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words()]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, **changes}
@@ -71,3 +71,25 @@ def write_tiny_bert(folder: Path, positions: int = 32, **changes: int) -> Path:
         torch.manual_seed(0)
         transformers.BertModel(config).save_pretrained(folder)
     return folder
+
+
+def write_tiny(folder: Path, config: Any, padding: str | None = "[PAD]") -> Path:
+    """Write another model for sequence classification, given its config, and a tokenizer of the sentences' words."""
+    import tokenizers
+    import torch
+    import transformers
+
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "</s>", *_words()])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    known = {"unk_token": "[UNK]", "eos_token": "</s>", "pad_token": padding}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **known).save_pretrained(folder)
+    config.vocab_size = len(vocabulary)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def _words() -> list[str]:
+    return ["the", "a", "very", *dict.fromkeys(" ".join(SUBJECTS).split())]

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.errors import raises
-from support.texts import make_text_data, write_tiny_bert
+from support.problems import gap
+from support.texts import make_text_data, make_text_problem, write_tiny, write_tiny_bert
 from torch import nn
 
 from fedkeep import models, tree
 from fedkeep._util.text_form import TextForm
 from fedkeep.engine.setup import require_fitting_texts
 from fedkeep.errors import ModelError
+from fedkeep.methods import FedAvg
 from fedkeep.models.lora import LoraLinear
 from fedkeep.task import Task
 
@@ -168,6 +170,57 @@ def test_targets_are_ends_of_names() -> None:
         models.add_lora(model, {"targets": ["qery"]})
 
 
+class Wrapped(nn.Module):
+    """Queries, values and a classifier, under the names that other libraries use, in a module of the user's."""
+
+    def __init__(self, **heads: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Module()
+        self.net.query, self.net.value = nn.Linear(4, 4), nn.Linear(4, 4)
+        for name, head in heads.items():
+            setattr(self.net, name, head)
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [
+        (["classifier"], ["classifier"]),
+        (["pre_classifier", "classifier"], ["pre_classifier", "classifier"]),
+        (["score", "last"], ["score"]),
+        (["projection", "classifier"], ["projection", "classifier"]),
+        (["inner", "out"], ["out"]),
+    ],
+)
+def test_the_classifier_is_trained_next_to_adapters(heads: list[str], expected: list[str]) -> None:
+    """Whatever it is called; it may be inside a module of the user's."""
+    model = Wrapped(**{name: nn.Linear(4, 4) for name in heads})
+    adapters = {f"net.{layer}.{part}" for layer in ("query", "value") for part in ("down", "up")}
+    weights = {f"net.{name}.{part}" for name in expected for part in ("weight", "bias")}
+    assert trained(models.add_lora(model, 2)) == adapters | weights
+    assert trained(models.add_lora(model, 2, train=[])) == adapters
+    named = models.add_lora(model, 2, train=[f"net.{heads[0]}"])
+    assert trained(named) == adapters | {f"net.{heads[0]}.weight", f"net.{heads[0]}.bias"}
+    with raises(ModelError, "train", "clasifier"):
+        models.add_lora(model, 2, train=["clasifier"])
+
+
+def test_a_layer_under_two_names_has_one_adapter() -> None:
+    model = Wrapped(classifier=nn.Linear(4, 2))
+    model.net.value = model.net.query
+    adapted = models.add_lora(model, 2)
+    assert isinstance(adapted.net.query, LoraLinear)
+    assert adapted.net.value is adapted.net.query
+    nn.init.normal_(adapted.net.query.up)
+    merged = models.merge_lora(adapted)
+    x = torch.randn(3, 4)
+    assert merged.net.value is merged.net.query
+    assert torch.allclose(merged.net.query(x), adapted.net.query(x), atol=1e-6)
+
+
 def test_frozen_weights_are_in_memory_once() -> None:
     task = Task(models.add_lora(models.build("small_transformer", FORM, 5, **SMALL), 2), 5, 1)
     training, evaluation = (dict(module.named_parameters()) for module in task.modules)
@@ -248,3 +301,74 @@ def test_only_safetensors_files_are_read(bert: Path, form: TextForm, tmp_path: P
     with raises(ModelError, "path", mentions=["safetensors", "pytorch_model.bin", "pickle"]) as caught:
         models.build("transformer", form, 3, path=str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+# other architectures
+
+
+@pytest.mark.parametrize("padding", [None, "[PAD]"])
+def test_a_decoder_needs_no_padding_token_and_has_adapters(tmp_path: Path, padding: str | None) -> None:
+    """GPT-2: its tokenizer and its config name no padding, and its linear layers are transposed."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
+    config = transformers.GPT2Config(n_positions=24, n_embd=8, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=2)
+    assert config.pad_token_id is None
+    folder = write_tiny(tmp_path, config, padding)
+    form = make_text_data(str(folder)).input_shape
+    assert form.padding == (2 if padding is None else 0)
+    model = models.build("transformer", form, 3, path=str(folder), lora=2).eval()
+    x = batch(form)
+    alone = {key: t[1:2, :1] for key, t in x.items()}
+    assert torch.allclose(model(x)[1], model(alone)[0], atol=1e-5), "a text is classified by its last token"
+    [adapter] = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    assert adapter.down.shape == (2, 8)
+    assert adapter.up.shape == (24, 2)
+    nn.init.normal_(adapter.up)
+    assert torch.allclose(models.merge_lora(model)(x), model(x), atol=1e-5)
+
+
+def test_an_encoder_decoder_is_read(tmp_path: Path) -> None:
+    """BART refuses texts with different numbers of end tokens, as made-up ones have."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
+    sizes = {f"{part}_{what}": 1 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = transformers.BartConfig(d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=24,
+                                     pad_token_id=0, eos_token_id=2, bos_token_id=2, **sizes)  # fmt: skip
+    folder = write_tiny(tmp_path, config)
+    form = make_text_data(str(folder)).input_shape
+    model = models.build("transformer", form, 3, path=str(folder)).eval()
+    ids = torch.tensor([[5, 6, 2], [5, 2, 0]])
+    x = {"input_ids": ids, "attention_mask": ids != 0}
+    assert torch.allclose(model(x), model(padded(x)), atol=1e-5)
+
+
+def test_a_model_whose_output_depends_on_padding_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bert: Path, form: TextForm
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
+    config = transformers.XLNetConfig(d_model=8, n_layer=1, n_head=2, d_inner=8, pad_token_id=0)
+    folder = write_tiny(tmp_path, config)
+    models.build("transformer", make_text_data(str(folder)).input_shape, 3, path=str(folder))
+    [message] = caplog.messages
+    assert "padding" in message
+    models.build("transformer", form, 3, path=str(bert))
+    assert len(caplog.messages) == 1
+
+
+def test_adapters_of_peft_are_what_is_trained(bert: Path, form: TextForm) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+    transformers = pytest.importorskip("transformers")
+
+    class Net(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.net(input_ids=x["input_ids"], attention_mask=x["attention_mask"].long()).logits
+
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(bert, num_labels=3)
+    options = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    problem = make_text_problem(Net(peft.get_peft_model(net, options)), make_text_data(str(bert)))
+    done = problem.run(FedAvg())
+    assert done.params.keys() == trained(problem.model)
+    assert {name.split(".")[-3] for name in done.params} >= {"lora_A", "lora_B"}
+    assert gap(done.params, {name: p.detach().double() for name, p in problem.model.named_parameters()}) > 1e-3
