@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +17,11 @@ from support.texts import make_sentences, make_text_data, make_text_problem, wri
 
 import fedkeep as fk
 from fedkeep import models
+from fedkeep.data.sources.wards import WARDS, make_notes
 from fedkeep.data.texts import Texts
 from fedkeep.engine.batch_parts import weighted_parts
 from fedkeep.engine.stacked import Stacked
-from fedkeep.errors import MethodError, ModelError, RunError
+from fedkeep.errors import FedkeepError, MethodError, ModelError, RunError
 from fedkeep.runs.experiment_file import read_experiment
 from fedkeep.testing.fixtures import SurplusClients
 
@@ -284,6 +287,10 @@ def test_a_node_with_another_tokenizer_is_told_so(texts: Problem, words: int) ->
 PAGE = Path(__file__).parents[2] / "docs" / "text.md"
 
 
+def rows_of(texts: Texts) -> list[tuple[int, ...]]:
+    return [tuple(ids.tolist()) for ids in (texts[i] for i in range(len(texts)))]
+
+
 def test_the_page_runs_from_a_csv_to_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its federation of three files gives what the simulation of one file gives."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install '.[flower]'")
@@ -299,10 +306,12 @@ def test_the_page_runs_from_a_csv_to_a_flower_app(tmp_path: Path, monkeypatch: p
     assert fk.load_run(tmp_path / "runs" / "notes").accuracy[-1] > 0.7
     data, hospitals = names["data"], names["hospitals"]
     config = {"run-dir": str(tmp_path / "federation")}
-    own = {f"part-{k}": dataclasses.replace(data, x_train=data.x_train[mine], y_train=data.y_train[mine], ids=None)
-           for k, mine in enumerate(hospitals)}  # fmt: skip
-    monkeypatch.setitem(names, "load", lambda file: own.get(file, data))
-    nodes = [SuperNode(names["nodes"], {"client-id": k, "file": f"part-{k}"}) for k in range(3)]
+    nodes = [SuperNode(names["nodes"], {"client-id": k, "file": f"hospital-{k}.csv"}) for k in range(3)]
+    tested, trained = rows_of(names["test_notes"]().x_test), rows_of(data.x_train)
+    for k, mine in enumerate(hospitals):
+        own = names["own_notes"](Context(1, 1, {"file": f"hospital-{k}.csv"}, RecordDict(), {})).x_train
+        assert rows_of(own) == [trained[i] for i in mine]
+        assert not set(tested) & set(rows_of(own)), "a hospital trains on a note that the server tests on"
     names["server"](MemoryGrid(nodes, config), Context(1, 1, {}, RecordDict(), config))
     simulated, federated = (fk.load_run(tmp_path / name) for name in ("runs/notes", "federation"))
     assert federated.records[1]["cohort"] == [0, 1, 2]
@@ -325,3 +334,68 @@ def test_the_experiment_of_the_page_runs_and_its_models_exist(tmp_path: Path) ->
         own = set(models.options(name)) - {"projection", "head"}
         assert set(re.findall(r"`(\w+)`", options)) - {"eager"} == own
     assert [name for name, _ in rows[:3]] == list(models.TEXT_MODELS)
+
+
+def refusals() -> dict[str, str]:
+    """Return the page's messages, as regular expressions in which `...` is anything, by the input that is refused."""
+    rows = re.findall(r"^\| ([^|]*) \| `(.*)` \|$", PAGE.read_text().partition("## What is refused")[2], re.MULTILINE)
+    return {name: ".*".join(re.escape(part) for part in message.split("...")) for name, message in rows}
+
+
+def write_notes(**changed: str) -> None:
+    """Write the page's notes.csv into the present folder, with other notes in some lines."""
+    notes = [(note, list(WARDS)[ward], f"hospital-{h}") for note, ward, h in zip(*make_notes(), strict=True)][:1200]
+    for line, note in changed.items():
+        notes[int(line.removeprefix("line_")) - 2] = (note, *notes[int(line.removeprefix("line_")) - 2][1:])
+    with open("notes.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("note", "ward", "hospital"), *notes])
+
+
+def train(method: str, **options: Any) -> None:
+    data = fk.data.load("notes.csv", **{"text": "note", "label": "ward", **options})
+    fk.simulate(method, models.build("bag", data.input_shape, 4), data, fk.data.partition.iid(data.y_train, 3))
+
+
+def test_the_page_quotes_what_tables_and_methods_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notes()
+    expected = refusals()
+    attempts = {
+        "a column that is not there": lambda: train("fedavg", label="wart"),
+        "the classes as text": lambda: train("fedavg", text="ward"),
+        "text and label interchanged": lambda: train("fedavg", text="ward", label="note"),
+        "a label that is not one of `classes`": lambda: train("fedavg", classes=list(WARDS)[:3]),
+        "FedReg": lambda: train("fedreg"),
+        "FedAlign": lambda: train("fedalign"),
+    }
+    for name, attempt in attempts.items():
+        with pytest.raises(FedkeepError, match=f"^{expected.pop(name)}$"):
+            attempt()
+    write_notes(line_17="  ", line_19="")
+    with pytest.raises(FedkeepError, match=f"^{expected.pop('empty texts')}$"):
+        train("fedavg")
+    assert len(expected) == 4, "of pre-trained models: the next test"
+
+
+def test_the_page_quotes_what_pre_trained_models_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
+    monkeypatch.chdir(tmp_path)
+    write_notes()
+    expected = refusals()
+    for name, positions in (("bert", 512), ("pickled", 512)):
+        write_tiny_bert(tmp_path / name, positions=positions)
+    (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
+
+    def build(path: str, **options: Any) -> None:
+        data = fk.data.load("notes.csv", text="note", label="ward", **options)
+        models.build("transformer", data.input_shape, 4, path=path)
+
+    attempts = {
+        "another tokenizer than the model's": lambda: build("bert"),
+        "more tokens than positions": lambda: build("bert", tokenizer="bert", max_length=600),
+        "too few tokens": lambda: build("bert", tokenizer="bert", max_length=2),
+        "weights that are not safetensors": lambda: build("pickled", tokenizer="bert"),
+    }
+    for name, attempt in attempts.items():
+        with pytest.raises(FedkeepError, match=f"^{expected.pop(name)}$"):
+            attempt()

@@ -163,7 +163,12 @@ def frame_of(*names: str) -> Any:
         (lambda: (frame_of("age"),), {}, "source", ["DataFrame"]),
         (lambda: {"train": frame_of("age"), "valid": frame_of("age")}, {}, "source", ["valid"]),
         (lambda: (frame_of("age"), Items(picture)), {}, "source", ["Items"]),
-        (lambda: frame_of("age", "diagnosis"), {"y": "diagnosys"}, "y", ["y = 'diagnosys'", "did you mean diagnosis?"]),
+        (
+            lambda: frame_of("age", "diagnosis"),
+            {"y": "diagnosys"},
+            "y",
+            ["no column 'diagnosys' for the classes", "did you mean diagnosis?"],
+        ),
         (lambda: frame_of("age", "age", "diagnosis"), {"y": "diagnosis"}, "source", []),
         (lambda: frame_of("age", "diagnosis"), {"y": "diagnosis", "splits": "train"}, "splits", []),
         (lambda: datasets.DatasetDict(a=datasets.Dataset.from_dict({"x": [1]})), {}, "splits", ["valid: a"]),
@@ -285,7 +290,7 @@ def test_a_message_about_empty_cells_has_the_line_of_the_file_and_what_to_do(tmp
 
 def test_a_misspelt_column_of_classes_is_named_first(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "age,city,cover\n1,x,0\n2,y,1\n")
-    with raises(DataError, "y", "covr", mentions=["y = 'covr'", "did you mean cover?"]):
+    with raises(DataError, "y", "covr", mentions=["no column 'covr' for the classes", "did you mean cover?"]):
         load(path, y="covr")
 
 

@@ -67,20 +67,27 @@ def choose(schema: Any, options: Options, where: str) -> Chosen:
 
 
 def require_columns(schema: Any, chosen: Chosen, where: str) -> None:
-    """Raise unless each chosen column exists exactly once."""
+    """Raise unless each chosen column exists exactly once, and the classes are not among the examples' columns."""
     names = list(schema.names)
     counts = Counter(names)
     columns = [("y", chosen.y), *(("x", name) for name in chosen.x), *([("ids", chosen.ids)] if chosen.ids else [])]
+    roles = {"y": "the classes", "x": "the examples", "ids": "the owners"}
     for option, name in columns:
         if counts[name] > 1:
             raise DataError(f"{where} has {counts[name]} columns named {name!r}", key=option, value=name)
         if name not in counts:
             raise DataError(
-                f"{where} has no column {option} = {name!r}: {did_you_mean(name, names)}",
+                f"{where} has no column {name!r} for {roles[option]}: {did_you_mean(name, names)}",
                 key=option,
                 value=name,
                 valid=names,
             )
+    if chosen.y in chosen.x:
+        raise DataError(
+            f"{where}: the column {chosen.y!r} cannot be both the classes and a part of the examples",
+            key="x",
+            value=chosen.y,
+        )
 
 
 def _usual_x(schema: Any, chosen: Chosen, where: str) -> Chosen:

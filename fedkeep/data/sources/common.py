@@ -151,6 +151,14 @@ class Raw:
 def hold_out(raw: Raw, share: float) -> Raw:
     """Return the data with a fraction of each class moved to the test set; always the same examples."""
     test, train = share_of_each_class(raw.train.y, share)
+    if len(raw.train.y) and not len(test):
+        n, k = len(raw.train.y), len(np.unique(raw.train.y))
+        raise DataError(
+            f"{raw.name}: no class has enough examples to hold out {share:g} of them for testing: {n} examples have "
+            f"{k} different labels. Is it the right column?",
+            key="y",
+            value=k,
+        )
     return dataclasses.replace(raw, train=raw.train.take(train), test=raw.train.take(test))
 
 

@@ -56,14 +56,15 @@ def tokenise(
             )
         return _call(options.tokenizer, texts)
     tokenizer, most = make_tokenizer(options.tokenizer), options.max_length or MAX_LENGTH
+    form = tokenizer.form(most)
     parts = [tokenizer.encode(texts[i : i + _AT_A_TIME], most) for i in range(0, len(texts), _AT_A_TIME)]
     encoded = [ids for part in parts for ids in part]
     _require_tokens(where, name, encoded, place)
-    n_cut = sum(len(ids) == most for ids in encoded)
+    n_cut = sum(len(ids) >= most for ids in encoded)
     if n_cut > _MANY * len(encoded):
         log.warning("%s: %d of %d texts have max_length = %d tokens or more: what is longer is cut",
                     where, n_cut, len(encoded), most)  # fmt: skip
-    return Texts.of(encoded, tokenizer.form(most))
+    return Texts.of(encoded, form)
 
 
 def _require_tokens(where: str, name: str, encoded: list[list[int]], place: Callable[[int], str]) -> None:
