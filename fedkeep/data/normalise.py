@@ -57,7 +57,8 @@ class FeatureSums(NamedTuple):
 def feature_sums(x: Any) -> FeatureSums:
     """Return the sums of a client's examples: for images [n, channels, height, width] per channel, else per feature."""
     if not isinstance(x, Tensor) or x.ndim < 2 or not len(x):
-        shown = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else "texts" if isinstance(x, Texts) else f"a {type(x).__name__}"
+        kind = "texts" if isinstance(x, Texts) else f"a {type(x).__name__}"
+        shown = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else kind
         raise DataError(
             f"normalise needs examples that are one tensor, [n, features] or images, not {shown}", key="normalise"
         )
