@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,13 @@ from support.problems import Problem, gap
 from torch import nn
 
 import fedkeep as fk
+from fedkeep import losses, optim
 from fedkeep._util.centring import subtract_mean
 from fedkeep.errors import MethodError, ModelError
 from fedkeep.methods import FedAvg, FedKeep
 from fedkeep.methods._per_class import mean_by_counts
+from fedkeep.task import Task
+from fedkeep.visit import Cohort
 
 PLAIN = {"server_momentum": 0.0, "rows": False, "centre": False}  # without its other parts
 
@@ -45,6 +49,35 @@ def test_it_takes_the_learning_rate_before_decay_and_after_the_warm_up(problem: 
     settings = {**problem.settings, "lr": 0.2, "lr_decay": 0.5, "lr_warmup": 1, "rounds": 3}
     server = dataclasses.replace(problem, settings=settings).run(FedKeep()).server
     assert float(server["lr"]) == pytest.approx(0.2)
+
+
+def test_with_adam_the_floor_is_a_hundredth() -> None:
+    """Of two classes with logits of 0 the client has one: the other counts as 0.01, so the loss is log(1 + 0.01)."""
+
+    def z(params: Any, x: Any, train: bool) -> torch.Tensor:
+        return torch.zeros(1, 2)
+
+    task = SimpleNamespace(optimizer=optim.make("adam", 0.9, 0.0), apply=z, criterion=losses.cross_entropy)
+    visit = SimpleNamespace(task=task, local={"share": torch.tensor([1.0, 0.0])})
+    batch = {"x": torch.zeros(1, 1), "y": torch.tensor([0]), "mask": torch.tensor([True])}
+    assert float(FedKeep().loss(visit, {}, batch)) == pytest.approx(math.log(1.01))
+
+
+def test_the_row_of_a_class_that_nobody_has_is_the_one_that_was_sent() -> None:
+    """w = 0 and v = 2, so 0.5 * 2 = 1 is sent. Weights of 3 and 6 come back, of clients with 1 and 3 examples: row 0 is
+    (3 + 6) / 2, row 1 is 6, row 2 is 1. The features' weights are (3 + 3 * 6) / 4. All of it is the velocity, as w = 0.
+    """
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    task, method = Task(net, 3, 1), FedKeep(server_momentum=0.5)
+    zero = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+    server = {**method.init_server(task, zero), "v": {name: w + 2 for name, w in zero.items()}}
+    params = {name: torch.stack([w + 3, w + 6]) for name, w in zero.items()}
+    mu = torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
+    new = method.aggregate(task, server, {"params": params, "n": mu.sum(1), "mu": mu}, Cohort((0, 1), 1, 0))
+    for tree_ in (new["params"], new["v"]):
+        assert tree_["1.bias"].tolist() == [4.5, 6.0, 1.0]
+        assert tree_["1.weight"].tolist() == [[4.5] * 2, [6.0] * 2, [1.0] * 2]
+        assert tree_["0.bias"].tolist() == [5.25] * 2
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
