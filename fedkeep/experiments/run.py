@@ -35,7 +35,7 @@ def run(
     """
     path = Path(path)
     callbacks = list(callbacks) if until is None else [*callbacks, StopAfter(until)]
-    if distributed.current_ranks().on_rank0(lambda: _has_no_run(experiment, path)):
+    if not distributed.current_ranks().on_rank0(lambda: is_run_of(experiment, path)):
         callbacks += make_own_callbacks(experiment.callbacks)
         about = {**experiment.to_dict(), "made_by": {"code": code_hashes(experiment) or None}}
         return start(make_simulation(build(experiment, with_metrics=True), callbacks), path, about)
@@ -58,15 +58,15 @@ class StopAfter:
 
 def existing_run(experiment: Experiment, path: Path) -> History | None:
     """Return the history of this experiment's run in a folder, without weights; None if there is no run."""
-    return None if _has_no_run(experiment, path) else load_run(path, weights=False)
+    return load_run(path, weights=False) if is_run_of(experiment, path) else None
 
 
-def _has_no_run(experiment: Experiment, path: Path) -> bool:
-    """Return whether a folder holds no run yet; raise if it holds a run of another experiment."""
+def is_run_of(experiment: Experiment, path: Path) -> bool:
+    """Return whether a folder holds a run of this experiment; raise if it holds one of another experiment."""
     if not (path / EXPERIMENT).exists():
-        return True
+        return False
     require_same(experiment, read_experiment(path), f"{path} holds another experiment", "choose another folder")
-    return False
+    return True
 
 
 def require_same(experiment: Experiment, recorded: dict[str, Any], what: str, advice: str) -> None:

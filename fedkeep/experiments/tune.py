@@ -7,9 +7,10 @@ rounds the best ninth; the first try always does, so that the best can be compar
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedkeep.experiments.experiment import Experiment
 from fedkeep.experiments.jobs import Jobs
 from fedkeep.experiments.overrides import as_table, full_key, override
 from fedkeep.experiments.own_parts import trust_given
+from fedkeep.experiments.run import is_run_of
 from fedkeep.experiments.sweep import Progress, run_all
 from fedkeep.forgetting import smoothed
 from fedkeep.method import FedAvg
@@ -35,6 +37,7 @@ ETA = 3  # one of so many tries continues
 HELD_OUT = 0.1  # of the training examples, unless the experiment says otherwise
 _LR_FACTOR = 4.0  # the learning rate is searched from a quarter to four times the experiment's
 _DIGITS = 3  # of the values that are drawn
+_REPEATED = 1000  # so many draws in a row that were there already: there are no others
 
 
 @dataclass(frozen=True)
@@ -181,12 +184,24 @@ def draw_tries(
     train = first[0].train
     space = {**space_of(methods.make(first[0].method), train.optimizer, train.lr), **applicable}
     space = {key: one for key, one in space.items() if key not in fixed}
-    rng = np.random.default_rng(0)
-    tries = [Try(method, 0, (), first)]
-    for k in range(1, number if space else 1):
-        drawn = tuple(f"{key}={_written(one.draw(rng))}" for key, one in space.items())
-        tries.append(Try(method, k, drawn, _experiments(tables, [f"method={method}", *overrides, *drawn], seeds)))
-    return tries
+    drawn = itertools.islice(_draw_different(space), number - 1)
+    others = (
+        Try(method, k, one, _experiments(tables, [f"method={method}", *overrides, *one], seeds))
+        for k, one in enumerate(drawn, start=1)
+    )
+    return [Try(method, 0, (), first), *others]
+
+
+def _draw_different(space: Space) -> Iterator[tuple[str, ...]]:
+    """Yield settings, none of them twice; end when there seem to be no others."""
+    rng, drawn = np.random.default_rng(0), set[tuple[str, ...]]()
+    repeated = 0
+    while repeated < _REPEATED:
+        setting = tuple(f"{key}={_written(one.draw(rng))}" for key, one in space.items())
+        repeated = repeated + 1 if setting in drawn or not setting else 0
+        if not repeated:
+            drawn.add(setting)
+            yield setting
 
 
 def stages(rounds: int, tries: int) -> list[tuple[int, int]]:
@@ -218,6 +233,8 @@ def tune(
     progress: Progress,
 ) -> dict[str, list[Tried]]:
     """Run the tries of every method, and return them by method, the best first. Runs that exist are continued."""
+    for one in itertools.chain.from_iterable(tries.values()):
+        _require_own_runs(one, folder)
     found = {method: [Tried(one) for one in some] for method, some in tries.items()}
     for until, number in stages(rounds, max(len(some) for some in tries.values())):
         running = [tried for some in found.values() for tried in _continued(some, number) if tried.failure is None]
@@ -225,6 +242,19 @@ def tune(
         for some in found.values():
             some.sort(key=lambda tried: (-tried.round, -tried.score, tried.try_.number))
     return found
+
+
+def _require_own_runs(one: Try, folder: Path) -> None:
+    """Raise if runs of this try exist that belong to another search."""
+    for seed, experiment in one.experiments.items():
+        try:
+            is_run_of(experiment, folder / one.folder(seed))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{folder} holds another search, which differs in {error.key}: choose another folder with --runs",
+                key=error.key,
+                value=error.value,
+            ) from error
 
 
 def _continued(some: Sequence[Tried], number: int) -> list[Tried]:

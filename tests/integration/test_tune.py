@@ -86,6 +86,25 @@ def test_a_run_that_stops_and_continues_ends_as_if_it_had_not(tmp_path: Path) ->
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(parts.params), tree.leaves(whole.params), strict=True))
 
 
+def test_a_folder_with_another_search_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    search(tmp_path, "fedavg", 2)
+    with raises(ConfigError, "train.rounds", mentions=["--runs"]) as caught:
+        tune({"fedavg": draw_tries(DIGITS, ["rounds=18", *SMALL[1:]], "fedavg", 3, 1, {})}, 18, tmp_path, 1, Silent())
+    assert "resume" not in str(caught.value)
+    assert not (tmp_path / "fedavg" / "try-2-seed-0").exists()
+
+
+def test_no_setting_is_tried_twice() -> None:
+    def drawn(*searched: str) -> list[tuple[str, ...]]:
+        tries = draw_tries(DIGITS, SMALL, "fedavg", 9, 1, parse_space(searched))
+        assert [one.number for one in tries] == list(range(len(tries)))
+        return [one.overrides for one in tries]
+
+    assert drawn("lr=1") == [(), ("train.lr=1",)]
+    assert sorted(drawn("lr=1,2,3")) == [(), ("train.lr=1",), ("train.lr=2",), ("train.lr=3",)]
+    assert len(set(drawn())) == 9
+
+
 def test_the_test_set_is_not_used() -> None:
     (first, *_) = draw_tries(DIGITS, SMALL, "fedntd", 2, 1, {})
     assert first.experiments[0].data["held_out"] == 0.1
@@ -112,7 +131,7 @@ def test_every_method_is_searched_in_what_it_declares_and_the_learning_rate() ->
 
 
 def test_a_try_that_diverges_is_the_last(tmp_path: Path) -> None:
-    found = search(tmp_path, "fedavg", number=3, space={"train.lr": Choices((1e30,))})
+    found = search(tmp_path, "fedavg", number=3, space={"train.lr": Choices((1e30, 1e31))})
     assert found[0].try_.number == 0
     assert [tried.score for tried in found[1:]] == [-math.inf] * 2
     assert "diverged" in found[-1].failure
