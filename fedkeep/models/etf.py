@@ -31,7 +31,7 @@ def simplex(width: int, n_classes: int) -> Tensor:
     """
     if n_classes < 2 or width < n_classes - 1:
         raise ModelError(
-            f'head = "etf" needs at least two classes, and at least one feature less than classes: not {width} '
+            f'head = "etf" needs at least two classes, and at least C - 1 features for C classes: not {width} '
             f"features for {n_classes} classes",
             key="head",
             value="etf",
