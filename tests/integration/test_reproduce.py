@@ -37,7 +37,7 @@ from fedkeep.runs.history import History
 from fedkeep.runs.reading import load_run
 
 MAIN_TABLES = ["fedgkd/table-3", "fedka/table-1", "fedntd/table-1", "fedssd/table-1", "flashback/table-1"]
-OWN_TABLES = [f"fedkeep/table-{number}" for number in range(1, 6)]
+OWN_TABLES = [f"fedkeep/table-{number}" for number in range(1, 7)]
 TABLES = [
     *(f"fedgkd/table-{n}" for n in (3, 4, 5, 6, 7, 8, 9, "9-sst5")),
     *(f"fedka/table-{n}" for n in range(1, 10)),

@@ -74,10 +74,10 @@ def test_the_row_of_a_class_that_nobody_has_is_the_one_that_was_sent() -> None:
     params = {name: torch.stack([w + 3, w + 6]) for name, w in zero.items()}
     mu = torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
     new = method.aggregate(task, server, {"params": params, "n": mu.sum(1), "mu": mu}, Cohort((0, 1), 1, 0))
-    for tree_ in (new["params"], new["v"]):
-        assert tree_["1.bias"].tolist() == [4.5, 6.0, 1.0]
-        assert tree_["1.weight"].tolist() == [[4.5] * 2, [6.0] * 2, [1.0] * 2]
-        assert tree_["0.bias"].tolist() == [5.25] * 2
+    for weights in (new["params"], new["v"]):
+        assert weights["1.bias"].tolist() == [4.5, 6.0, 1.0]
+        assert weights["1.weight"].tolist() == [[4.5] * 2, [6.0] * 2, [1.0] * 2]
+        assert weights["0.bias"].tolist() == [5.25] * 2
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
