@@ -18,6 +18,7 @@ from fedkeep.reproduce.gaps import AGREES, DISAGREES, FEW_SEEDS, NOISE_HERE, NOI
 from fedkeep.reproduce.measures import NEVER, get_measure
 
 _MARKS = {AGREES: "=", DISAGREES: "≠", NOISE_HERE: "~", NOISE_THERE: "~", FEW_SEEDS: "?"}
+NOT_RUN = "·"
 _HARMLESS_OVERRIDES = ("device", "engine", "threads", "at_once", "deterministic")  # the setting remains the paper's
 
 
@@ -96,7 +97,7 @@ def caption(column: ColumnComparison) -> str:
     parts += ["~ within noise, here or in the paper"] if "~" in marks else []
     parts += ["? one seed"] if "?" in marks else []
     parts += ["- never reached"] if any(get_measure(name).counts_rounds for name in column.measures) else []
-    parts += ["· not run"] if any(row.note for row in column.rows) else []
+    parts += ["· not run"] if any(NOT_RUN in row_cells(column, row) for row in column.rows) else []
     return "; ".join(parts)
 
 
@@ -154,7 +155,7 @@ def _notes(column: ColumnComparison) -> list[str]:
 def format_ours(comparison: MeasureComparison) -> str:
     """Format our figure over all seeds: the median of rounds, else mean and standard deviation."""
     if not comparison.values:
-        return "diverged" if comparison.diverged else "·"
+        return "diverged" if comparison.diverged else NOT_RUN
     if comparison.measure.counts_rounds:
         rounds = comparison.values_with_diverged.values()
         return format_reached([None if value == NEVER else int(value) for value in rounds])

@@ -14,6 +14,7 @@ from fedkeep.analysis import personal
 from fedkeep.reproduce.cells import Cells, Job, Results
 from fedkeep.reproduce.gaps import UNDECIDED, Gap, MeasureComparison, gap
 from fedkeep.reproduce.measures import get_measure
+from fedkeep.reproduce.recorded import is_recorded
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ def _compare_row(job: Job, results: Results, column: str, row: str) -> MethodRow
     printed = {} if job.quick else table.columns[column].paper.get(row, {})
     baseline = results.cells[column, table.baseline].histories
     comparisons = {}
+    fewer: dict[int, list[str]] = {}  # measures that only so many of the runs recorded
     for name in table.measures:
         measure = get_measure(name)
         computed = {
@@ -190,12 +192,16 @@ def _compare_row(job: Job, results: Results, column: str, row: str) -> MethodRow
         }
         values = {seed: value for seed, value in computed.items() if value is not None and not math.isnan(value)}
         comparisons[name] = MeasureComparison(measure, values, frozenset(cells.diverged), printed.get(name))
-    return MethodRow(row, table.rows[row].label, comparisons, _note(cells, job.seeds), cells)
+        recorded = sum(value is not None for value in computed.values())
+        if is_recorded(name) and 0 < recorded < len(computed):
+            fewer.setdefault(recorded, []).append(measure.head)
+    return MethodRow(row, table.rows[row].label, comparisons, _note(cells, job.seeds, fewer), cells)
 
 
-def _note(cells: Cells, seeds: int) -> str | None:
+def _note(cells: Cells, seeds: int, fewer: Mapping[int, Sequence[str]]) -> str | None:
     """Return why some or all values of a row are missing, None if they are complete."""
-    reasons = []
+    runs = len(cells.histories)
+    reasons = [f"recorded in {n} of {runs} runs only: {' | '.join(heads)}" for n, heads in fewer.items()]
     if cells.diverged:
         reasons.append("diverged" if not cells.histories else f"{len(cells.diverged)} of {seeds} diverged")
     reasons += [f"seed {seed}: {reason}" for seed, reason in cells.failed.items()]

@@ -331,13 +331,16 @@ def test_the_first_comparison_of_the_readme_shows_the_runs_in_the_repository(mon
     assert [line.replace("**", "") for line in section.splitlines() if line.startswith("|")][2:] == expected
 
 
-def test_the_results_page_shows_the_runs_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "n_tables"), [("results.md", 20), ("recoverable-forgetting.md", 2)])
+def test_pages_of_results_show_the_runs_in_the_repository(
+    name: str, n_tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("FEDKEEP_DATA", "nowhere")
-    page = (DOCS / "results.md").read_text()
+    page = (DOCS / name).read_text()
     tables = r"((?:(?:\|.*|\*\*\S+  .*\*\*|)\n)+)"  # with headings, if there are several
     shown = re.findall(rf"```sh\n(fedkeep reproduce .* --show .*)\n```\n\n{tables}", page)
-    assert len(shown) == 20
+    assert len(shown) == n_tables
     for command, table in shown:
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, result.output

@@ -525,3 +525,17 @@ def test_the_page_is_what_the_command_prints() -> None:
     done = CliRunner().invoke(app, ["reproduce", "--ledger", "--markdown", "--runs", str(REPOSITORY / "results")])
     assert done.exit_code == 0, done.stderr
     assert page.partition("<!-- made by fedkeep reproduce --ledger -->\n\n")[2].rstrip() == done.stdout.rstrip()
+
+
+def test_runs_that_recorded_less_than_others_are_named() -> None:
+    """Table 4 has five seeds of the runs of table 6, which recorded the study in three of them."""
+    [column] = json.loads(
+        CliRunner().invoke(
+            app, ["reproduce", "fedkeep/table-6", "--column", "s2", "--methods", "fedavg", "--show", "--json",
+                  "--runs", str(REPOSITORY / "results")],
+        ).stdout
+    )["columns"]  # fmt: skip
+    [row] = column["rows"]
+    assert len(row["measures"]["forgetting"]["values"]) == 5
+    assert len(row["measures"]["recoverable.share"]["values"]) == 3
+    assert "3 of 5" in row["note"]
