@@ -6,6 +6,7 @@ Frozen weights are constants of the model. So what is trained is all that client
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from fedkeep._util.text import did_you_mean, format_value, list_some
 from fedkeep._util.validate import require_number, require_whole
 from fedkeep.errors import ModelError
+
+log = logging.getLogger("fedkeep")
 
 # layers of a query and a value: in fedkeep and BERT, DistilBERT, DeBERTa, decoders, MPNet and T5, ModernBERT, GPT-2
 USUAL_TARGETS = (
@@ -49,6 +52,11 @@ class Lora:
                 key="lora.targets",
                 value=names,
             )
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The ends of the layers' names, given or usual."""
+        return USUAL_TARGETS if self.targets is None else self.targets
 
     @classmethod
     def of(cls, given: Any) -> Lora:
@@ -111,38 +119,45 @@ def add_lora(model: nn.Module, lora: Any = 8, train: Iterable[str] | None = None
 
     `lora` is the rank, or a table with `rank`, `alpha`, `dropout` and `targets`, the ends of the names of the linear
     layers that get an adapter. `train` are the beginnings of the names of weights that are trained as they are; by
-    default the classifier: layers with a usual name, else the last linear layer.
+    default those of the classifier: of layers with a usual name, and of the linear layer that is declared last.
 
     >>> model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16), nn.Linear(8, 3))
     >>> adapted = add_lora(model, {"rank": 2, "targets": ["linear1"]})
     >>> [name for name, p in adapted.named_parameters() if p.requires_grad]
     ['0.linear1.down', '0.linear1.up', '1.weight', '1.bias']
     """
-    if train is None:
-        names = find_classifier(model)
-    else:
-        names = tuple(train)
-        _require_names(model, names)
-    return add_lora_(copy.deepcopy(model), Lora.of(lora), names)
+    options = Lora.of(lora)
+    names = _find_classifier(model, options) if train is None else _require_names(model, train)
+    return add_lora_(copy.deepcopy(model), options, names)
 
 
-def find_classifier(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of a module's classifier and of what belongs to it: by their usual names, else the last linear
-    layer's.
+def _find_classifier(model: nn.Module, options: Lora) -> tuple[str, ...]:
+    """Return the names of the layers that are taken for the classifier; warn if none has a usual name.
 
-    >>> find_classifier(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
-    ('2',)
+    What is to have an adapter is not a part of it.
     """
     layers = dict(model.named_modules())
-    heads = [name for name in layers if name.rpartition(".")[2] in _HEADS]
-    if not heads:
-        return tuple([name for name, layer in layers.items() if type(layer) is nn.Linear][-1:])
-    projections = dict.fromkeys("".join(name.rpartition(".")[:2]) + "projection" for name in heads)
-    return (*heads, *(name for name in projections if name in layers))
+    usual = [name for name in layers if name.rpartition(".")[2] in _HEADS]
+    beside = dict.fromkeys("".join(name.rpartition(".")[:2]) + "projection" for name in usual)
+    last = [name for name, layer in layers.items() if _is_linear(layer)][-1:]
+    chosen = dict.fromkeys([*usual, *(name for name in beside if name in layers)])
+    adapted = [] if options.targets is None else [end for end in options.targets if end]
+    chosen = {name: None for name in chosen if not _ends_with(name, adapted)}
+    if last and not _begins_with(last[0], chosen) and not _ends_with(last[0], options.wanted):
+        chosen[last[0]] = None
+    if not usual:
+        what = f"{last[0]} is trained" if chosen else "nothing is trained"
+        log.warning("next to the adapters %s: is this the classifier? train= names others", what)
+    return tuple(chosen)
 
 
-def _require_names(model: nn.Module, names: Iterable[str]) -> None:
-    weights = [name for name, _ in model.named_parameters()]
+def _require_names(model: nn.Module, given: Iterable[str]) -> tuple[str, ...]:
+    names = () if isinstance(given, str) else tuple(given)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        raise ModelError(
+            f"train must be a list of beginnings of names, not {format_value(given)}", key="train", value=given
+        )
+    weights = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for name in names:
         if not any(_begins_with(weight, [name]) for weight in weights):
             raise ModelError(
@@ -151,24 +166,26 @@ def _require_names(model: nn.Module, names: Iterable[str]) -> None:
                 value=name,
                 valid=weights,
             )
+    return names
 
 
 def add_lora_(model: nn.Module, options: Lora, train: tuple[str, ...] = TRAINED) -> nn.Module:
     """Add adapters to the module itself, and return it."""
     # a layer that is used under two names has one adapter, under both
     linear = {name: layer for name, layer in model.named_modules(remove_duplicate=False) if _is_linear(layer)}
-    wanted = USUAL_TARGETS if options.targets is None else options.targets
-    chosen = [name for name in linear if _ends_with(name, wanted) and not _begins_with(name, train)]
+    chosen = [name for name in linear if _ends_with(name, options.wanted) and not _begins_with(name, train)]
     if not chosen:
         ends = list(dict.fromkeys(name.rpartition(".")[2] for name in linear if not _begins_with(name, train)))
         raise ModelError(
-            f"lora.targets: no linear layer is called {list_some(list(wanted))} (valid: {list_some(ends)})",
+            f"lora.targets: no linear layer is called {list_some(list(options.wanted))} (valid: {list_some(ends)})",
             key="lora.targets",
             value=options.targets,
             valid=ends,
         )
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(weight.requires_grad and _begins_with(name, train))
+    weights = list(model.named_parameters(remove_duplicate=False))  # one may have two names
+    trained = {id(weight) for name, weight in weights if weight.requires_grad and _begins_with(name, train)}
+    for _, weight in weights:
+        weight.requires_grad_(id(weight) in trained)
     adapted: dict[nn.Module, LoraLinear] = {}
     for name in chosen:
         layer, (parent, _, own) = linear[name], name.rpartition(".")

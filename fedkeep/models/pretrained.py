@@ -60,7 +60,7 @@ class PretrainedBody(nn.Module):
             self.ready_mask = False
 
     @torch.no_grad()
-    def warn_of_padding(self, form: TextForm) -> None:
+    def warn_of_padding(self, form: TextForm, path: str) -> None:
         """Warn if the net computes something else for a text that is followed by more padding."""
         x = _two_texts(form)
         wider = {"input_ids": F.pad(x["input_ids"], (0, 1), value=form.padding)}
@@ -74,8 +74,9 @@ class PretrainedBody(nn.Module):
             return
         if not same:
             log.warning(
-                "the model's output for a text depends on how much padding follows it, so results depend on which "
-                "texts share a batch, and differ between engines"
+                "what the model %s computes for a text depends on how much padding follows it: results depend on which "
+                "texts share a batch, and differ between engines; most other architectures do not",
+                path,
             )
 
 
@@ -116,8 +117,8 @@ def transformer(
     adapters = None if lora is None else Lora.of(lora)
     config = load_files("AutoConfig", str(path), "path", ModelError, num_labels=n_classes)
     require_fit(str(path), config, form)
-    if config.pad_token_id is None:  # decoders need it to find the last token of a text
-        config.pad_token_id = form.padding
+    if config.model_type not in _SHIFTED_POSITIONS:  # there it decides which position is the first
+        config.pad_token_id = form.padding  # decoders find the last token of a text by it
     form = replace(form, max_length=_n_positions(config) or LONGEST)
     if dropout is not None:
         _set_dropout(config, require_number("dropout", dropout, low=0, below=1, error=ModelError))
@@ -136,7 +137,7 @@ def transformer(
     classifier = _take_classifier(net, str(path), n_classes)
     body = PretrainedBody(net)
     body.choose_mask(form)
-    body.warn_of_padding(form)
+    body.warn_of_padding(form, str(path))
     network = text_network(body.train(), classifier.in_features, n_classes, form, projection, head)
     if projection is None and head == "linear":
         network.classifier = classifier

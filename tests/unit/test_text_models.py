@@ -30,8 +30,9 @@ def batch(form: TextForm = FORM, width: int = 9) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.where(mask, ids, form.padding), "attention_mask": mask}
 
 
-def padded(x: dict[str, torch.Tensor], more: int = 4) -> dict[str, torch.Tensor]:
-    return {key: nn.functional.pad(t, (0, more)) for key, t in x.items()}
+def padded(x: dict[str, torch.Tensor], more: int = 4, padding: int = 0) -> dict[str, torch.Tensor]:
+    values = {"input_ids": padding, "attention_mask": False}
+    return {key: nn.functional.pad(t, (0, more), value=values[key]) for key, t in x.items()}
 
 
 @pytest.mark.parametrize("name", ["bag", "small_transformer"])
@@ -186,26 +187,54 @@ def trained(model: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("heads", "expected"),
+    ("heads", "expected", "warned"),
     [
-        (["classifier"], ["classifier"]),
-        (["pre_classifier", "classifier"], ["pre_classifier", "classifier"]),
-        (["score", "last"], ["score"]),
-        (["projection", "classifier"], ["projection", "classifier"]),
-        (["inner", "out"], ["out"]),
+        (["classifier"], ["classifier"], False),
+        (["pre_classifier", "classifier"], ["pre_classifier", "classifier"], False),
+        (["score"], ["score"], False),
+        (["score", "out"], ["score", "out"], False),  # a score of an attention, as a pooling has
+        (["projection", "classifier"], ["projection", "classifier"], False),
+        (["inner", "out"], ["out"], True),
+        ([], [], True),
     ],
 )
-def test_the_classifier_is_trained_next_to_adapters(heads: list[str], expected: list[str]) -> None:
+def test_the_classifier_is_trained_next_to_adapters(
+    heads: list[str], expected: list[str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever it is called; it may be inside a module of the user's."""
     model = Wrapped(**{name: nn.Linear(4, 4) for name in heads})
     adapters = {f"net.{layer}.{part}" for layer in ("query", "value") for part in ("down", "up")}
     weights = {f"net.{name}.{part}" for name in expected for part in ("weight", "bias")}
     assert trained(models.add_lora(model, 2)) == adapters | weights
+    assert len(caplog.messages) == warned
+    caplog.clear()
     assert trained(models.add_lora(model, 2, train=[])) == adapters
-    named = models.add_lora(model, 2, train=[f"net.{heads[0]}"])
-    assert trained(named) == adapters | {f"net.{heads[0]}.weight", f"net.{heads[0]}.bias"}
+    for name in heads:
+        one = models.add_lora(model, 2, train=[f"net.{name}"])
+        assert trained(one) == adapters | {f"net.{name}.weight", f"net.{name}.bias"}
+    assert not caplog.messages
     with raises(ModelError, "train", "clasifier"):
         models.add_lora(model, 2, train=["clasifier"])
+    with raises(ModelError, "train", "classifier"):
+        models.add_lora(model, 2, train="classifier")
+
+
+@pytest.mark.parametrize("target", ["linear2", "linear1", "score", ""])
+def test_a_target_has_an_adapter_also_if_it_may_be_the_classifier(target: str) -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16)
+    model.score = nn.Linear(8, 2) if target == "score" else nn.Identity()
+    adapted = models.add_lora(model, {"rank": 2, "targets": [target]})
+    name = target or "linear2"
+    assert isinstance(adapted.get_submodule(name), LoraLinear)
+    assert {f"{name}.down", f"{name}.up"} <= trained(adapted)
+    assert f"{name}.layer.weight" not in trained(adapted)
+
+
+def test_a_classifier_under_two_names_can_be_named_by_both() -> None:
+    model = Wrapped(fc=nn.Linear(4, 2))
+    model.net.classifier = model.net.fc
+    for train in (["net.classifier"], ["net.fc"], None):
+        assert {"net.fc.weight", "net.fc.bias"} <= trained(models.add_lora(model, 2, train=train))
 
 
 def test_a_layer_under_two_names_has_one_adapter() -> None:
@@ -326,6 +355,20 @@ def test_a_decoder_needs_no_padding_token_and_has_adapters(tmp_path: Path, paddi
     assert torch.allclose(models.merge_lora(model)(x), model(x), atol=1e-5)
 
 
+def test_a_decoder_finds_the_last_token_by_the_padding_of_its_texts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its config names another token for padding than the tokenizer, which pads with the end of a text."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    folder = write_tiny(tmp_path, transformers.LlamaConfig(max_position_embeddings=24, pad_token_id=0, **sizes), None)
+    form = make_text_data(str(folder)).input_shape
+    assert form.padding == 2
+    model = models.build("transformer", form, 3, path=str(folder)).eval()
+    assert torch.allclose(model(batch(form)), model(padded(batch(form), padding=2)), atol=1e-5)
+    assert not caplog.messages
+
+
 def test_an_encoder_decoder_is_read(tmp_path: Path) -> None:
     """BART refuses texts with different numbers of end tokens, as made-up ones have."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[text]'")
@@ -349,6 +392,7 @@ def test_a_model_whose_output_depends_on_padding_is_named(
     models.build("transformer", make_text_data(str(folder)).input_shape, 3, path=str(folder))
     [message] = caplog.messages
     assert "padding" in message
+    assert str(folder) in message
     models.build("transformer", form, 3, path=str(bert))
     assert len(caplog.messages) == 1
 
