@@ -87,6 +87,9 @@ def tune(
                 if methods != ALL or (name == names[-1] and not drawn):
                     raise
                 print(f"fedkeep: {name} is left out: {error}", file=sys.stderr)
+        for name, some in drawn.items():
+            if len(some) < tries:
+                print(f"fedkeep: {name} has {len(some)} different settings, not {tries}", file=sys.stderr)
         names = list(drawn)
         federation = build(drawn[names[0]][0].experiments[0])  # what cannot work is refused once, not in every try
         federation.settings.cohort_size(len(federation.clients))

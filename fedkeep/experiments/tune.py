@@ -184,12 +184,14 @@ def draw_tries(
     train = first[0].train
     space = {**space_of(methods.make(first[0].method), train.optimizer, train.lr), **applicable}
     space = {key: one for key, one in space.items() if key not in fixed}
-    drawn = itertools.islice(_draw_different(space), number - 1)
-    others = (
-        Try(method, k, one, _experiments(tables, [f"method={method}", *overrides, *one], seeds))
-        for k, one in enumerate(drawn, start=1)
-    )
-    return [Try(method, 0, (), first), *others]
+    tries = [Try(method, 0, (), first)]
+    for drawn in _draw_different(space):
+        if len(tries) == number:
+            break
+        experiments = _experiments(tables, [f"method={method}", *overrides, *drawn], seeds)
+        if experiments[0].to_dict() != first[0].to_dict():
+            tries.append(Try(method, len(tries), drawn, experiments))
+    return tries
 
 
 def _draw_different(space: Space) -> Iterator[tuple[str, ...]]:
@@ -251,7 +253,8 @@ def _require_own_runs(one: Try, folder: Path) -> None:
             is_run_of(experiment, folder / one.folder(seed))
         except ConfigError as error:
             raise ConfigError(
-                f"{folder} holds another search, which differs in {error.key}: choose another folder with --runs",
+                f"{folder} holds another search, of another experiment or with other keys (try {one.number} of "
+                f"{one.method} differs in {error.key}): choose another folder with --runs",
                 key=error.key,
                 value=error.value,
             ) from error

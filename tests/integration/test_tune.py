@@ -101,6 +101,8 @@ def test_no_setting_is_tried_twice() -> None:
         return [one.overrides for one in tries]
 
     assert drawn("lr=1") == [(), ("train.lr=1",)]
+    assert drawn("lr=0.05") == [()], "the experiment's own"
+    assert sorted(drawn("lr=0.05,2")) == [(), ("train.lr=2",)]
     assert sorted(drawn("lr=1,2,3")) == [(), ("train.lr=1",), ("train.lr=2",), ("train.lr=3",)]
     assert len(set(drawn())) == 9
 
