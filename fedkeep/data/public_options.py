@@ -39,7 +39,7 @@ def check_public_options(options: Mapping[str, Any], prefix: str = "", error: ty
         raise refuse("public_ids", f"and {prefix}public both choose the public set: set only one of them")
     if public is not None and not is_fraction(public) and not is_number_per_class(public):
         rule = "must be a fraction between 0 and 1, or a number of examples per class of at least 1"
-        none = f"; {prefix}public={'none' if prefix else 'None'} is no public set" if public == 0 else ""
+        none = f"; without {prefix}public there is no public set" if public == 0 else ""
         raise refuse("public", f"{rule}, not {format_value(public)}{none}")
     if options.get("public_alpha") is not None and not is_fraction(public):
         raise refuse("public_alpha", f"needs {prefix}public as a fraction, such as 0.03")

@@ -387,7 +387,7 @@ def test_images_whole_numbers_and_public_sets_are_standardised() -> None:
     [
         ("digits", {"normalise": "standart"}, ["did you mean standard?"]),
         ("digits", {"normalise": "standard", "mean": 0.5, "std": 0.5}, ["mean"]),
-        ("wards", {"normalise": "standard"}, ["Texts"]),
+        ("wards", {"normalise": "standard"}, ["texts"]),
     ],
 )
 def test_a_normalisation_that_is_not_possible_is_refused(source: str, options: dict, mentions: list) -> None:

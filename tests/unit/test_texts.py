@@ -190,7 +190,8 @@ def test_a_text_that_is_cut_is_reported_if_many_are(tmp_path: Path, caplog: pyte
         ('text,label\na,0\n" ",1\n"",0\n', {}, "text", 1, ["2 empty texts", "line 3"]),
         ("text,label\n1,0\n2,1\n", {"text": "text"}, "text", "text", ["int64"]),
         ("text,label\na,0\nb,1\n", {"text": "text", "x": "text"}, "text", "text", []),
-        ("text,label\na,0\nb,1\n", {"text": ["text", "label"]}, "x", "label", []),
+        ("text,label\na,0\nb,1\n", {"text": ["text", "label"], "y": "label"}, "x", "label", []),
+        ("text,label\na,0\nb,1\n", {"text": ["text", "label"]}, "y", None, ["y="]),
         ("text,label\na,0\nb,1\n", {"label": "label", "y": "label"}, "label", "label", []),
         ("text,label\na,x\nb,y\n", {"classes": ["x", "z"]}, None, "y", ["'y'", "x, z"]),
         ("text,label\na,0\nb,2\n", {"classes": ["x", "z"]}, "n_classes", 2, ["label 2"]),
@@ -214,8 +215,18 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, content, options, key,
 def test_a_label_of_its_own_in_every_row_is_refused(tmp_path: Path) -> None:
     """As where text and label are interchanged."""
     (tmp_path / "a.csv").write_text("note,ward\n" + "".join(f"note {i},{'xy'[i % 2]}\n" for i in range(30)))
-    with raises(DataError, "y", 30, mentions=["30 examples"]):
+    with raises(DataError, "y", 30, mentions=["30 different labels"]):
         load(tmp_path / "a.csv", text="ward", label="note")
+
+
+def test_few_examples_of_each_class_need_a_larger_share_for_testing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,y\n" + "".join(f"{i},{i % 10}\n" for i in range(20)))
+    with raises(DataError, "y", 10, mentions=["test=0.3"]):
+        load(tmp_path / "a.csv")
+    assert len(load(tmp_path / "a.csv", test=0.3).y_test) == 10
+    (tmp_path / "b.csv").write_text("a,y\n" + "".join(f"{i},{i + 0.5}\n" for i in range(20)))
+    with raises(DataError, mentions=["0.5"]):
+        load(tmp_path / "b.csv")
 
 
 def test_missing_texts_are_to_be_left_out(tmp_path: Path) -> None:
@@ -223,6 +234,9 @@ def test_missing_texts_are_to_be_left_out(tmp_path: Path) -> None:
     with raises(DataError, "note", 1, mentions=["1 empty cell,"]) as caught:
         load(pa.table({"note": ["a", None, "b"], "ward": [0, 1, 0]}), text="note", label="ward")
     assert "x=" not in str(caught.value), "there is no other column to choose"
+    table = pa.table({"note": ["a", None, "b"], "body": ["c", "d", "e"], "ward": [0, 1, 0]})
+    with raises(DataError, "note", 1, mentions=["text="]):
+        load(table, text=["note", "body"], label="ward")
 
 
 # data sets by name

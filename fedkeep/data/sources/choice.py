@@ -51,14 +51,16 @@ class Chosen:
 def choose(schema: Any, options: Options, where: str) -> Chosen:
     """Return the columns named by the options; for the others, columns with a usual name."""
     names = list(schema.names)
-    y = options.y or next((name for usual in USUAL_Y for name in names if name.lower() == usual), None)
+    given = options.x if options.text is None else options.text
+    x = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    free = [name for name in names if name not in (*x, options.ids)]
+    y = options.y or next((name for usual in USUAL_Y for name in free if name.lower() == usual), None)
     if y is None:
         raise DataError(
-            f"{where}: name the column of the classes with y= (columns: {list_some(names)})", key="y", valid=names
+            f"{where}: name the column of the classes with y= (columns: {list_some(free)})", key="y", valid=free
         )
-    given = options.x if options.text is None else options.text
-    if given is not None:
-        chosen = Chosen((given,) if isinstance(given, str) else tuple(given), y, options.ids)
+    if x:
+        chosen = Chosen(x, y, options.ids)
     else:
         require_columns(schema, Chosen((), y, options.ids), where)
         chosen = _usual_x(schema, Chosen((), y, options.ids), where)

@@ -63,7 +63,7 @@ def id_column(table: Table, name: str) -> np.ndarray:
 
 def categories(table: Table, chosen: Chosen, options: Options) -> Categories:
     """Return the categories of the columns of words, if the examples are numbers and words; they become one-hot."""
-    by_name = {name: _column(table, name, len(chosen.x) > 1) for name in chosen.x}
+    by_name = _input_columns(table, chosen, options)
     features = all(is_number(column.type) or is_words(column.type) for column in by_name.values())
     if len(by_name) == 1 or not features or options.text is not None or options.tokenizer is not None:
         return {}
@@ -72,7 +72,7 @@ def categories(table: Table, chosen: Chosen, options: Options) -> Categories:
 
 def inputs(table: Table, chosen: Chosen, options: Options, found: Categories, like: Any = None) -> Any:
     """Return the examples: decoded images, tokenised text, lists of numbers, or numbers and one-hot categories."""
-    by_name = {name: _column(table, name, len(chosen.x) > 1) for name in chosen.x}
+    by_name = _input_columns(table, chosen, options)
     if options.text is not None:
         joined = text_columns.join_columns(table, by_name, is_text)
         return text_columns.tokenise(table.name, ", ".join(chosen.x), joined, options, table.place)
@@ -204,12 +204,18 @@ def _fits_bytes(x: np.ndarray) -> bool:
     return bool(x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255)
 
 
-def _column(table: Table, name: str, is_one_of_many: bool = False) -> Any:
+def _input_columns(table: Table, chosen: Chosen, options: Options) -> dict[str, Any]:
+    option = "x" if options.text is None else "text"
+    remedy = f", or leave the column out: {option}= names the others" if len(chosen.x) > 1 else ""
+    return {name: _column(table, name, remedy) for name in chosen.x}
+
+
+def _column(table: Table, name: str, remedy: str = "") -> Any:
     column = table.arrow.column(name)
     if column.null_count:
         compute = require_package("pyarrow.compute", "reading tables")
         row = compute.index(compute.is_null(column), True).as_py()
-        number, remedy = column.null_count, ", or leave the column out: x= names the others" if is_one_of_many else ""
+        number = column.null_count
         raise DataError(
             f"{table.name}: the column {name!r} has {number} empty cell{'s' * (number > 1)}, the first in "
             f"{table.place(row)}: drop these rows or fill the cells{remedy}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,13 +152,15 @@ class Raw:
 def hold_out(raw: Raw, share: float) -> Raw:
     """Return the data with a fraction of each class moved to the test set; always the same examples."""
     test, train = share_of_each_class(raw.train.y, share)
-    if len(raw.train.y) and not len(test):
-        n, k = len(raw.train.y), len(np.unique(raw.train.y))
+    if len(train) and not len(test) and np.asarray(raw.train.y).dtype.kind != "f":  # numbers that are no classes: below
+        sizes = np.unique(raw.train.y, return_counts=True)[1]
+        most, enough = int(sizes.max()), math.floor(5 / sizes.max() + 1) / 10
+        advice = f"give test={enough:g} or more, or a pair (train, test)" if most > 1 else "are these classes?"
         raise DataError(
-            f"{raw.name}: no class has enough examples to hold out {share:g} of them for testing: {n} examples have "
-            f"{k} different labels. Is it the right column?",
+            f"{raw.name} has {len(sizes)} different labels and at most {most} example{'s' * (most > 1)} of each, too "
+            f"few to hold out {share:g} of them for testing: {advice}",
             key="y",
-            value=k,
+            value=len(sizes),
         )
     return dataclasses.replace(raw, train=raw.train.take(train), test=raw.train.take(test))
 
