@@ -145,9 +145,10 @@ def _find_classifier(model: nn.Module, options: Lora) -> tuple[str, ...]:
     chosen = {name: None for name in chosen if not _ends_with(name, adapted)}
     if last and not _begins_with(last[0], chosen) and not _ends_with(last[0], options.wanted):
         chosen[last[0]] = None
-    if not usual:
-        what = f"{last[0]} is trained" if chosen else "nothing is trained"
-        log.warning("next to the adapters %s: is this the classifier? train= names others", what)
+    if not chosen:
+        log.warning("add_lora trains the adapters alone: train= names the classifier, if there is one")
+    elif not usual:
+        log.warning("add_lora takes %s for the classifier and trains it: train= names others", last[0])
     return tuple(chosen)
 
 
