@@ -167,11 +167,11 @@ class Measured:
     @property
     def models(self) -> str:
         """Which model each group's clients would use, for tables that show no other."""
-        labels: dict[str, list[str]] = {}
+        labels: dict[str, dict[str, None]] = {}
         for row in self.rows:
-            if row.used and row.label not in labels.setdefault(row.model_text, []):
-                labels[row.model_text].append(row.label)
-        return "; ".join(f"{text} ({join_names(names)})" for text, names in labels.items() if names)
+            if row.used:
+                labels.setdefault(row.model_text, {})[row.label] = None
+        return "; ".join(f"{text} ({join_names(list(names))})" for text, names in labels.items())
 
     @property
     def caption(self) -> str:

@@ -139,12 +139,11 @@ def _find_classifier(model: nn.Module, options: Lora) -> tuple[str, ...]:
     layers = dict(model.named_modules())
     usual = [name for name in layers if name.rpartition(".")[2] in _HEADS]
     beside = dict.fromkeys("".join(name.rpartition(".")[:2]) + "projection" for name in usual)
+    named = [end for end in options.wanted if end]  # "" is every layer but these
+    chosen = [name for name in (*usual, *beside) if name in layers and not _ends_with(name, named)]
     last = [name for name, layer in layers.items() if _is_linear(layer)][-1:]
-    chosen = dict.fromkeys([*usual, *(name for name in beside if name in layers)])
-    adapted = [] if options.targets is None else [end for end in options.targets if end]
-    chosen = {name: None for name in chosen if not _ends_with(name, adapted)}
     if last and not _begins_with(last[0], chosen) and not _ends_with(last[0], options.wanted):
-        chosen[last[0]] = None
+        chosen += last
     if not chosen:
         log.warning("add_lora trains the adapters alone: train= names the classifier, if there is one")
     elif not usual:

@@ -50,10 +50,9 @@ class Chosen:
 
 def choose(schema: Any, options: Options, where: str) -> Chosen:
     """Return the columns named by the options; for the others, columns with a usual name."""
-    names = list(schema.names)
     given = options.x if options.text is None else options.text
     x = () if given is None else (given,) if isinstance(given, str) else tuple(given)
-    free = [name for name in names if name not in (*x, options.ids)]
+    free = [name for name in schema.names if name not in (*x, options.ids)]
     y = options.y or next((name for usual in USUAL_Y for name in free if name.lower() == usual), None)
     if y is None:
         raise DataError(

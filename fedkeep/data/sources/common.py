@@ -152,7 +152,8 @@ class Raw:
 def hold_out(raw: Raw, share: float) -> Raw:
     """Return the data with a fraction of each class moved to the test set; always the same examples."""
     test, train = share_of_each_class(raw.train.y, share)
-    if len(train) and not len(test) and np.asarray(raw.train.y).dtype.kind != "f":  # numbers that are no classes: below
+    # labels that are fractions are refused later, as such
+    if len(train) and not len(test) and np.asarray(raw.train.y).dtype.kind != "f":
         sizes = np.unique(raw.train.y, return_counts=True)[1]
         most, enough = int(sizes.max()), math.floor(5 / sizes.max() + 1) / 10
         advice = f"give test={enough:g} or more, or a pair (train, test)" if most > 1 else "are these classes?"
